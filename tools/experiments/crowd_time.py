@@ -29,10 +29,12 @@ NUM_PER_PLACE = 3
 SHORTEST, LONGEST = 150, 1200
 
 
-def decode(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> tuple[object, float]:
+def decode(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams
+) -> tuple[list[Sequence[int]], float]:
     """The tokens of all answers, and the seconds until the last one was there."""
     start = perf_counter()
-    generations = llm.generate([list(prompt) for prompt in prompts], params)
+    generations = llm.generate(prompts, params)
     seconds = perf_counter() - start
     return [generation.completions[0].token_ids for generation in generations], seconds
 

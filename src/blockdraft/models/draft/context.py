@@ -53,25 +53,21 @@ class ContextKV(Protocol):
 class DraftContexts(Protocol):
     """The contexts of all sequences, addressed by their keys, and the features that wait for them.
 
-    `together`: several sequences may share a draft forward. `may_give_up`: a sequence may go on
-    without the context of some tokens.
+    `together`: several sequences may share a draft forward.
     """
 
     together: bool
-    may_give_up: bool
     waiting: WaitingFeatures
 
     def parts(self, key: int, start: int, features: Tensor) -> list[Waiting]:
         """Features [new, width] of the tokens from `start` on, by what will hold their keys."""
 
-    def keep(self, key: int, start: int, features: Tensor) -> None:
+    def keep(self, key: int, start: int, features: Tensor, *, is_needed: bool = True) -> None:
         """Let features [new, width] wait, of the tokens from `start` on.
 
-        But for those that share a page with tokens that were given up.
+        But for those that share a page with tokens that were given up. Those that are not needed
+        are given up where a sequence can go on without.
         """
-
-    def give_up(self, key: int, start: int, end: int) -> None:
-        """Do without these tokens, and without all that share a page with them."""
 
     def may_draft(self, key: int, length: int) -> bool:
         """True if a block behind the first `length` tokens has a place, and a context."""
@@ -196,7 +192,6 @@ class SeparateContexts:
     """A context of its own for every sequence, one sequence a draft forward."""
 
     together = False
-    may_give_up = False
 
     def __init__(self, new_context: Callable[[], DraftContext]) -> None:
         self.waiting = WaitingFeatures(MAX_WAITING)
@@ -207,13 +202,9 @@ class SeparateContexts:
         """See `DraftContexts.parts`."""
         return [Waiting(key, start, start + len(features), [features])]
 
-    def keep(self, key: int, start: int, features: Tensor) -> None:
-        """See `DraftContexts.keep`."""
+    def keep(self, key: int, start: int, features: Tensor, *, is_needed: bool = True) -> None:
+        """See `DraftContexts.keep`. No sequence can go on without."""
         self.waiting.keep(key, start, features)
-
-    def give_up(self, key: int, start: int, end: int) -> None:
-        """See `DraftContexts.give_up`: not here."""
-        raise NotImplementedError
 
     def may_draft(self, key: int, length: int) -> bool:
         """See `DraftContexts.may_draft`."""

@@ -25,12 +25,11 @@ class PagedContexts:
     A page taken over from the prefix chain holds them already, or its features wait; whoever drafts
     first writes them, for all who hold it. To keep and to project what nobody drafts from takes a
     few percent of a crowd's time. So pages may be given up, and drafts do without their tokens:
-    those that `give_up` names, and, where too many features wait, pages that no sequence holds and
-    that none has taken over.
+    those of tokens that are not needed, and, where too many features wait, pages that no sequence
+    holds and that none has taken over.
     """
 
     together = True
-    may_give_up = True
 
     def __init__(self, config: AnyDraftConfig, pages: Pages, weight: Tensor) -> None:
         self.pages = pages
@@ -69,8 +68,11 @@ class PagedContexts:
             begin = stop
         return parts
 
-    def keep(self, key: int, start: int, features: Tensor) -> None:
+    def keep(self, key: int, start: int, features: Tensor, *, is_needed: bool = True) -> None:
         """See `DraftContexts.keep`."""
+        if not is_needed:
+            self.give_up(key, start, start + features.shape[0])
+            return
         index, place = divmod(start, PAGE_SIZE)
         if place + features.shape[0] <= PAGE_SIZE:  # most are of one token
             self._keep(self.pages.page_ids(key)[index], start, features)
@@ -83,7 +85,7 @@ class PagedContexts:
             self.waiting.keep(page_id, start, features)
 
     def give_up(self, key: int, start: int, end: int) -> None:
-        """See `DraftContexts.give_up`."""
+        """Do without these tokens, and without all that share a page with them."""
         for index in range(start // PAGE_SIZE, -(-end // PAGE_SIZE)):
             self._give_up(self.pages.page_ids(key)[index])
 

@@ -130,10 +130,7 @@ class LazyContext(ABC):
         """Let features [new, ..] of the tokens behind what is cached wait, or do without them."""
         key, start = row.sequence.key, row.sequence.num_cached
         with self._capturing():
-            if self._gives_up(row):
-                self.contexts.give_up(key, start, start + features.shape[0])
-            else:
-                self.contexts.keep(key, start, features)
+            self.contexts.keep(key, start, features, is_needed=not self._gives_up(row))
         self._extend(row, features.shape[0])
 
     def _gives_up(self, row: Row) -> bool:
@@ -143,7 +140,7 @@ class LazyContext(ABC):
         """
         is_idle = len(self._known) > CROWD and self._share_asked < _IDLE_SHARE
         is_kept = row.is_prompt or row.sequence.key % _TRIED == 0
-        return is_idle and not is_kept and self.contexts.may_give_up
+        return is_idle and not is_kept
 
     def _extend(self, row: Row, num_new: int) -> None:
         """So many more tokens wait, the first at the end of what was there."""
