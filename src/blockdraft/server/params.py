@@ -94,10 +94,12 @@ def completion_params(
     max_tokens = request.max_tokens
     if max_tokens is None:
         max_tokens = min(DEFAULT_COMPLETION_TOKENS, _room(num_prompt, max_context))
+    if is_echo_alone(request):
+        # The engine's prompt pass always gives a token; the answer leaves it out.
+        max_tokens = min(1, _room(num_prompt, max_context))
     return _params(
         request,
-        # The engine's prompt pass always gives a token; the answer leaves it out.
-        max_tokens=1 if is_echo_alone(request) else max_tokens,
+        max_tokens=max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=bool(request.echo) and request.logprobs is not None,
         grammar=grammar,

@@ -16,6 +16,7 @@ from blockdraft.llm import LLM
 from blockdraft.server.address import url_of
 from blockdraft.server.app import create_app
 from blockdraft.server.config import ServeConfig
+from blockdraft.server.connection import Connection
 from blockdraft.server.guard import Traffic
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.service import ServedModel, Service, fingerprint
@@ -97,6 +98,7 @@ class DrainingServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=Connection,
                 # Anybody may write these headers, so only those of known proxies count.
                 proxy_headers=bool(service.config.trusted_proxies),
                 forwarded_allow_ips=list(service.config.trusted_proxies),

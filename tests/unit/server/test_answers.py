@@ -243,6 +243,15 @@ def test_a_text_can_be_scored_alone(server, other):
     assert longer["logprobs"]["token_logprobs"][:-1] == choice["logprobs"]["token_logprobs"]
 
 
+def test_a_text_as_long_as_the_context_cannot_be_scored_and_no_field_is_blamed_for_it(server):
+    longest = server.service.engine.max_tokens
+    assert server.complete([[5] * (longest - 1)], echo=True, max_tokens=0).status_code == 200
+    refused = server.complete([[5] * longest], echo=True, max_tokens=0)
+    error = error_of(refused, 400)
+    assert "leaves no room in the context" in error["message"]
+    assert "max_tokens" not in error["message"]
+
+
 def test_token_ids_are_returned_if_asked_for(server, other):
     expected = other.chat(MESSAGES, PARAMS)
     answer = server.chat(return_token_ids=True).json()

@@ -6,12 +6,14 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 
 from blockdraft import ConfigError
 from blockdraft.core.errors import FAILED, EngineDead, exit_status
+from blockdraft.server import connection
 from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.guard import Traffic
@@ -360,3 +362,32 @@ def test_a_reader_that_does_not_read_is_given_up(monkeypatch):
 
     asyncio.run(asyncio.wait_for(serve(), PATIENCE))
     assert closed == [True]
+
+
+def test_connections_that_bring_no_request_are_closed_and_no_others(llm, gate, monkeypatch):
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.5)
+    with running_server(llm) as server:
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        silent, slow = (socket.create_connection(address, PATIENCE) for _ in range(2))
+        answered = in_background(server, max_tokens=4)
+        ends = threading.Event()
+        dripping = threading.Thread(target=drip, args=(slow, ends))
+        dripping.start()
+        assert silent.recv(1) == b""  # not a byte, but the end
+        assert slow.recv(1) == b""
+        ends.set()
+        dripping.join()
+        gate.let()  # later than both
+        assert answered.result().status_code == 200
+        assert server.client.get("/health").status_code == 200  # on the same connection, perhaps
+        for sock in (silent, slow):
+            sock.close()
+
+
+def drip(sock, ends):
+    """A head that comes byte by byte and is never whole."""
+    with suppress(OSError):
+        for byte in b"GET /health HTTP/1.1\r\nx-filling: " + b"a" * 1000:
+            sock.sendall(bytes([byte]))
+            if ends.wait(0.02):
+                return
