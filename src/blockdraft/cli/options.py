@@ -221,7 +221,7 @@ Regex = Annotated[
 ]
 Choice = Annotated[
     list[str] | None,
-    typer.Option(help="Answer with one of the texts that are given so. Repeatable."),
+    typer.Option(help="Answer with this text, or with one of several. Repeatable."),
 ]
 GrammarFile = Annotated[
     Path | None,

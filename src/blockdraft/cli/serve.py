@@ -95,7 +95,7 @@ LogPrompts = Annotated[
 EngineChoice = Annotated[
     Literal["blockdraft", "vllm", "sglang"],
     typer.Option(
-        help="Engine that runs the models; another one is started with the same two models."
+        help="Engine that runs the models. Another engine is started with the same two models."
     ),
 ]
 _OTHER = "Another engine"
@@ -139,7 +139,7 @@ DataParallel = Annotated[
 Extra = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- OPTIONS]", help="Passed on to that other engine.", show_default=False
+        metavar="[-- OPTIONS]", help="Passed on to another --engine.", show_default=False
     ),
 ]
 

@@ -36,8 +36,8 @@ def verify(
         bool,
         typer.Option(
             "--compare",
-            help="Afterwards decode the answer again, and say how long that takes beside the "
-            "audit: plainly, and with the drafter if there is one. Nothing else needs it.",
+            help="Afterwards decode the answer again, plainly and with the drafter if there is "
+            "one, and compare the times. Only this needs the drafter.",
         ),
     ] = False,
     as_json: options.Json = False,
