@@ -15,6 +15,7 @@ from blockdraft.cli.output import print_json
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import folder_lock
 from blockdraft.core.libraries import let_torch_use_matrix_registers
+from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
     from blockdraft.data.config import DataConfig
@@ -197,7 +198,7 @@ def _plan_rows(plan: "Estimate", block_size: int) -> Mapping[str, str]:
         tokens = plan.passes * texts.num_tokens / 1e6
         rows["steps"] = f"about {plan.num_steps}, {plan.passes:.1f} passes, {tokens:.1f} M tokens"
     if plan.minutes is not None:
-        rows["time"] = f"{plan.minutes:.0f} minutes, evaluations not counted"
+        rows["time"] = f"{counted(round(plan.minutes), 'minute')}, evaluations not counted"
     return rows
 
 

@@ -71,7 +71,8 @@ class DataConfig:
         check_kinds(self)
         if not self.prompts and not self.datasets and not self.num_self_written:
             raise ConfigError(
-                "there is nothing to answer; give prompts, datasets or self-written prompts"
+                "there is nothing to answer; give prompts (--prompts), data sets (--dataset) or a "
+                "number of prompts that the target writes itself (--self-written)"
             )
         for name in (
             *("samples", "max_tokens", "slots", "max_prompt_tokens", "max_turns"),
