@@ -16,6 +16,7 @@ import torch
 
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.core.progress import Progress, time_left
+from blockdraft.core.threads import TRAINING
 from blockdraft.data.dataset import (
     Row,
     collate_rows,
@@ -85,7 +86,7 @@ def train(config: TrainConfig) -> TrainResult:
         Stopped: a signal asked for the end; the state is saved.
     """
     check_output_folder(config.out)
-    use_threads(config.threads)
+    use_threads(config.threads, TRAINING)
     config = dataclasses.replace(config, device=resolve_device(config.device))
     processes = Processes(config.device)
     alone = folder_lock(config.out) if processes.is_main else nullcontext()
@@ -104,7 +105,7 @@ def time_steps(config: TrainConfig, texts: Texts, number: int) -> list[float]:
 
     The target's features are computed for every step.
     """
-    use_threads(config.threads)
+    use_threads(config.threads, TRAINING)
     seconds = []
     with TemporaryDirectory() as folder:
         config = dataclasses.replace(
