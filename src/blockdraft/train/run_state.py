@@ -14,6 +14,9 @@ from blockdraft.core.settings import plain
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
 
+STATE = "state.pt"
+"""In the folder of a run."""
+
 MAX_COUNTED_SECONDS = 120.0
 """A longer gap between two ticks is a stopped process or a sleeping machine; so whatever may take
 longer ticks on the way."""

@@ -49,7 +49,14 @@ from blockdraft.train.parallel import Processes
 from blockdraft.train.prepare import limit_vocabulary
 from blockdraft.train.run_folder import BEST, RunFolder
 from blockdraft.train.run_log import best_of, evaluations
-from blockdraft.train.run_state import Interval, RunClock, load_state, provenance, save_state
+from blockdraft.train.run_state import (
+    STATE,
+    Interval,
+    RunClock,
+    load_state,
+    provenance,
+    save_state,
+)
 from blockdraft.train.sharing import whole_tensors
 from blockdraft.train.step import Part, StepStats, accumulate_gradients, num_possible_slots
 from blockdraft.train.stopping import Stopped, StopSignals
@@ -58,7 +65,6 @@ from blockdraft.train.true_tau import real_decoding
 
 logger = logging.getLogger(__name__)
 
-STATE = "state.pt"
 NUM_TIMED = 3
 """Steps that tell how long one takes."""
 
