@@ -8,7 +8,9 @@ Writes ngrams.safetensors into the drafter's folder.
 import argparse
 from pathlib import Path
 
+from blockdraft.core.errors import BlockdraftError
 from blockdraft.data.dataset import read_examples
+from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
 
 
@@ -18,6 +20,7 @@ def main() -> None:
     parser.add_argument("drafter", type=Path, help="folder")
     parser.add_argument("answers", type=Path, nargs="+", help="files or folders of answers")
     args = parser.parse_args()
+    read_config(args.drafter)  # a folder that holds none is said before the answers are counted
     texts = read_examples(args.answers, min_response_len=1, max_len=2**30)
     table = NGramTable.count((text.token_ids, len(text.prompt_ids)) for text in texts)
     table.save(args.drafter)
@@ -26,4 +29,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BlockdraftError as error:
+        raise SystemExit(f"{Path(__file__).name}: {error}") from error

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import BlockdraftError, ConfigError
 from blockdraft.data.dataset import read_examples
 from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
@@ -243,6 +243,11 @@ def main() -> None:
     parser.add_argument("--token-room", type=int, default=1_500_000, help="tokens kept at once")
     parser.add_argument("--seconds", type=float, default=3600.0)
     args = parser.parse_args()
+    if args.output.resolve() in {path.resolve() for path in args.answers}:
+        raise ConfigError(
+            f"--output {args.output} is one of the files of answers, which it would replace; "
+            "give another"
+        )
     torch.manual_seed(1)
     folder, device = resolve_model(args.target), resolve_device(args.device)
     model: Any = load_target_model(folder, torch.bfloat16, device)
@@ -270,4 +275,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BlockdraftError as error:
+        raise SystemExit(f"{Path(__file__).name}: {error}") from error

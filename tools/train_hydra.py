@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import BlockdraftError, ConfigError
 from blockdraft.core.libraries import let_torch_use_matrix_registers
 from blockdraft.data.dataset import collate, count_answer_tokens, read_examples, split_held_out
 from blockdraft.data.identity import target_sha256
@@ -265,6 +265,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.go_on and (args.layers or args.num_tokens or args.inner_size):
         parser.error("with --go-on the head's own layers, tokens and size stay; leave them out")
+    read_config(args.drafter)  # not after an hour, when the head is written there
     let_torch_use_matrix_registers()
     folder = resolve_model(args.target)
     device = resolve_device(args.device)
@@ -302,4 +303,7 @@ def _tell(when: str, head: HydraHead, held_out: Places, target: FrozenTarget) ->
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BlockdraftError as error:
+        raise SystemExit(f"{Path(__file__).name}: {error}") from error

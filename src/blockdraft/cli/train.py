@@ -211,7 +211,6 @@ def _print_table(title: str, rows: Mapping[str, str]) -> None:
 
 def _print_result(result: "TrainResult", *, as_json: bool) -> None:
     from blockdraft.train.advice import below_plain
-    from blockdraft.train.run_log import score
 
     before, best = result.evaluations[0], result.best
     if as_json:
@@ -222,15 +221,23 @@ def _print_result(result: "TrainResult", *, as_json: bool) -> None:
     sets = [name for name in sorted(best["true_tau"]) if name != "all"]
     table = Table("prompts", f"{kind} before", f"{kind} after", "speed-up after")
     for name in sets:
-        cells = (before["true_tau"].get(name, 0.0), best["true_tau"][name])
-        table.add_row(name, *(f"{tau:.2f}" for tau in cells), _times(best["speedup"].get(name)))
-    table.add_row(
-        "all", f"{score(before):.2f}", f"{score(best):.2f}", _times(best["speedup"].get("all"))
+        taus = (_number(row["true_tau"].get(name)) for row in (before, best))
+        table.add_row(name, *taus, _times(best["speedup"].get(name)))
+    # Both of one kind: an earlier part of the run may have decoded, and this one not.
+    overall = (
+        row["true_tau"].get("all") if best["true_tau"] else row["held_out"]["tau"]
+        for row in (before, best)
     )
+    table.add_row("all", *map(_number, overall), _times(best["speedup"].get("all")))
     Console(stderr=True).print(table)
     typer.echo(result.drafter)
     if line := below_plain(best):
         typer.echo(f"blockdraft: {line}", err=True)
+
+
+def _number(tau: float | None) -> str:
+    """Nothing for what was not measured, such as a set that came later."""
+    return "" if tau is None else f"{tau:.2f}"
 
 
 def _times(speedup: float | None) -> str:

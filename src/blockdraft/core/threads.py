@@ -32,8 +32,16 @@ def bound_spin() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-def num_threads(asked: int | None, of_torch: int) -> int:
+SERVING = "give --threads {0} (num_threads={0} in Python), or set OMP_NUM_THREADS={0}"
+TRAINING = "give threads={0}, or set OMP_NUM_THREADS={0}"
+ENVIRONMENT = "set OMP_NUM_THREADS={0}"
+"""How a user asks for threads: by the options that the command in question has."""
+
+
+def num_threads(asked: int | None, of_torch: int, how: str = SERVING) -> int:
     """As many as asked for; else torch's, but no more than cores, and fewer where others compute.
+
+    `how` a user asks for more: one of the sentences above.
 
     `OMP_NUM_THREADS` is asking too. At least half the cores are taken: the share that the scheduler
     grants beside one other program.
@@ -49,9 +57,8 @@ def num_threads(asked: int | None, of_torch: int) -> int:
     if free >= most:
         return most
     logger.warning(
-        "%d cores, %.1f busy with other programs: using %s until this process ends; "
-        "give --threads %d (num_threads=%d in Python), or set OMP_NUM_THREADS=%d, to use %s",
-        *(cores, busy, counted(free, "thread"), most, most, most, "both" if most == 2 else "all"),
+        "%d cores, %.1f busy with other programs: using %s until this process ends; %s, to use %s",
+        *(cores, busy, counted(free, "thread"), how.format(most), "both" if most == 2 else "all"),
     )
     return free
 

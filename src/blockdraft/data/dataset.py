@@ -93,11 +93,12 @@ def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int)
 
 def _read(paths: Sequence[Path], writer: Writer, min_response_len: int, max_len: int) -> TextArrays:
     seen: set[bytes] = set()
-    num_loops = num_short = num_repeated = 0
+    num_loops = num_short = num_repeated = num_cut = 0
     for path in paths:
         for number, row in read_rows(path):
             prompt_ids, response_ids = _ids_of(row, path, number)
-            response_ids = response_ids[: max(0, max_len - len(prompt_ids))]
+            room = max(0, max_len - len(prompt_ids))
+            is_cut, response_ids = len(response_ids) > room, response_ids[:room]
             if len(response_ids) < min_response_len:
                 num_short += 1
                 continue
@@ -109,9 +110,17 @@ def _read(paths: Sequence[Path], writer: Writer, min_response_len: int, max_len:
                 num_repeated += 1
                 continue
             seen.add(key)
+            num_cut += is_cut
             writer.add(str(row["id"]), row["set"], prompt_ids, response_ids)
-    if num_repeated:
-        logger.info("answers left out as repeated: %d", num_repeated)
+    reasons = {
+        "loop": num_loops,
+        f"hold under {min_response_len} tokens within max_len {max_len}": num_short,
+        "are repeated": num_repeated,
+    }
+    if left_out := ", ".join(f"{number} {why}" for why, number in reasons.items() if number):
+        logger.info("answers left out: %s", left_out)
+    if num_cut:
+        logger.info("answers cut off at max_len %d: %d", max_len, num_cut)
     if not len(writer):
         names = ", ".join(map(str, paths))
         raise ConfigError(

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
+from blockdraft.core.threads import ENVIRONMENT
 from blockdraft.data.answer_file import (
     Answered,
     DataProgress,
@@ -73,7 +74,7 @@ def generate_data(config: DataConfig, report: Report = lambda progress: None) ->
         NetworkError: the endpoint does not answer.
     """
     check_output_folder(config.output)
-    use_threads(None)
+    use_threads(None, ENVIRONMENT)
     with folder_lock(config.output), full_disk_refused(config.output):
         return _generate(config, report)
 

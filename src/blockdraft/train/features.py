@@ -148,7 +148,7 @@ class StateCache:
         states, filled = folder / "states.bin", folder / "filled.bin"
         made_as = f"{target_sha256} {self._target.layer_ids} {self._target.hidden_size} {dtype}"
         key = _key(made_as, self._examples)
-        if _read_key(folder) != key:
+        if _read_key(folder) != key or self._is_short(states, len(self._examples)):
             with folder_lock(folder):
                 self._make(folder, key)
         size = self._starts[-1] * self._width
@@ -162,8 +162,10 @@ class StateCache:
         """Let the folder be of these examples; what it holds of the first of them stays."""
         states, filled = folder / "states.bin", folder / "filled.bin"
         kept = _read_key(folder)
-        if filled.exists() and kept != _key(key["made_as"], self._examples[: kept["num_examples"]]):
-            logger.warning("%s holds features of something else; they are made anew", folder)
+        is_other = kept != _key(key["made_as"], self._examples[: kept["num_examples"]])
+        if filled.exists() and (is_other or self._is_short(states, kept["num_examples"])):
+            what = "features of something else" if is_other else "only a part of its features"
+            logger.warning("%s holds %s; they are made anew", folder, what)
             # The flags first: without them nothing counts as there.
             filled.unlink()
             states.unlink(missing_ok=True)
@@ -174,6 +176,11 @@ class StateCache:
             filled.touch()
             os.truncate(filled, len(self._examples))
             write_whole(folder / KEY, json.dumps(key))
+
+    def _is_short(self, states: Path, num_examples: int) -> bool:
+        """True if the file was deleted or cut off: mapped, what it lacks would read as zeros."""
+        size = self._starts[num_examples] * self._width * self._target.embed_weight.dtype.itemsize
+        return not states.exists() or states.stat().st_size < size
 
     def get(self, rows: Sequence[Row], batch: Batch) -> Tensor:
         """States [b, S, (K + 1) * D] of the rows of examples of which `batch` was made.

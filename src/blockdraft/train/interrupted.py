@@ -2,10 +2,9 @@
 
 from blockdraft.core.errors import INTERRUPTED
 from blockdraft.train.config_file import RunFile
-from blockdraft.train.run_state import saved_step
+from blockdraft.train.run_state import STATE, saved_step
 from blockdraft.train.stopping import Stopped
 from blockdraft.train.texts import are_written
-from blockdraft.train.trainer import STATE
 
 WHILE_ANSWERING = "interrupted; the same command goes on with the answers that are missing"
 

@@ -28,6 +28,8 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
 from blockdraft.train.features import KEY
 from blockdraft.train.kinds.base import TrainedDrafter
+from blockdraft.train.run_folder import BEST, LAST
+from blockdraft.train.run_state import STATE
 from blockdraft.train.support import check_plain_head
 
 logger = logging.getLogger(__name__)
@@ -283,8 +285,10 @@ def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_
         num_tokens: of the examples to train on.
         state_width: numbers that the feature cache keeps of a token.
     """
-    # A state is written beside its predecessor, and so are two checkpoints.
-    needed = [(config.out, (2 * BYTES_PER_PARAMETER + 4 * 2) * num_parameters)]
+    # A state is written beside its predecessor, and so are two checkpoints; a run that goes on has
+    # the first of them already.
+    num_bytes = (2 * BYTES_PER_PARAMETER + 4 * 2) * num_parameters - _num_written(config.out)
+    needed = [(config.out, num_bytes)]
     if config.feature_cache is not None and not (config.feature_cache / KEY).exists():
         size = torch.finfo(resolve_dtype(config.dtype, config.device)).bits // 8
         needed.append((config.feature_cache, num_tokens * state_width * size))
@@ -295,6 +299,12 @@ def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_
                 f"{folder} needs {num_bytes / 2**30:.2f} GiB and its disk has "
                 f"{free / 2**30:.2f} GiB free; make room, or give another folder"
             )
+
+
+def _num_written(out: Path) -> int:
+    """Bytes of the state and the drafters that an earlier part of the run left."""
+    paths = [out / STATE, *(path for name in (BEST, LAST) for path in (out / name).glob("*"))]
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _existing(folder: Path) -> Path:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft.checkpoint import PROVENANCE_NAME, read_provenance
+from blockdraft.models.draft.hydra_head import HEAD_NAME
+from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.report import write_report
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from blockdraft.train.event_log import EventLog
 
 BEST, LAST = "drafter", "last"
+
+BESIDE = {HEAD_NAME, NGRAMS_NAME}
+"""Beside the best drafter: they are of the target and its answers, not of the drafter's weights."""
 
 
 class RunFolder:
@@ -36,6 +41,10 @@ class RunFolder:
         self._events = None if event_log is None else event_log(config.out, step or 0)
         if step is not None:
             self._finish_keeping()
+            return
+        for name in BESIDE:
+            # What an earlier run left there may be of another target.
+            (config.out / BEST / name).unlink(missing_ok=True)
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Add a step or an evaluation."""
@@ -66,11 +75,14 @@ class RunFolder:
 
 
 def _copy_drafter(source: Path, to: Path) -> None:
-    """Its provenance comes last, and tells a whole copy from one that was cut off."""
+    """Its provenance comes last, and tells a whole copy from one that was cut off.
+
+    A Hydra head and n-grams stay: a run that goes on must not throw away an hour of training.
+    """
     to.mkdir(exist_ok=True)
     names = {path.name for path in source.iterdir()}
     for path in to.iterdir():
-        if path.name not in names:
+        if path.name not in names | BESIDE and not path.is_dir():
             path.unlink()
     for name in sorted(names, key=lambda name: name == PROVENANCE_NAME):
         part = to / f"{name}.part"

@@ -14,6 +14,9 @@ from blockdraft.core.settings import plain
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
 
+STATE = "state.pt"
+"""In the folder of a run."""
+
 MAX_COUNTED_SECONDS = 120.0
 """A longer gap between two ticks is a stopped process or a sleeping machine; so whatever may take
 longer ticks on the way."""
@@ -123,10 +126,15 @@ def load_state(
         raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; {remedy}")
     defaults = {field.name: plain(field.default) for field in fields(config)}
     before = defaults | state["config"]
-    changed = [k for k, v in config.to_dict().items() if k not in _FREE and before[k] != v]
+    changed = [
+        f"{k} (now {v}, there {before[k]})"
+        for k, v in config.to_dict().items()
+        if k not in _FREE and before[k] != v
+    ]
     if changed:
         raise ConfigError(
-            f"{path} is of a run with another {', '.join(changed)}; give a new folder, or delete it"
+            f"{path} is of a run with another {', '.join(changed)}; give the same, or a new out, "
+            "or delete it to begin anew"
         )
     for name, what in _TRAINED.items():
         if state[name] != plain(trained[name]):

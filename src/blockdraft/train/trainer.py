@@ -16,6 +16,7 @@ import torch
 
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.core.progress import Progress, time_left
+from blockdraft.core.threads import TRAINING
 from blockdraft.data.dataset import (
     Row,
     collate_rows,
@@ -48,7 +49,14 @@ from blockdraft.train.parallel import Processes
 from blockdraft.train.prepare import limit_vocabulary
 from blockdraft.train.run_folder import BEST, RunFolder
 from blockdraft.train.run_log import best_of, evaluations
-from blockdraft.train.run_state import Interval, RunClock, load_state, provenance, save_state
+from blockdraft.train.run_state import (
+    STATE,
+    Interval,
+    RunClock,
+    load_state,
+    provenance,
+    save_state,
+)
 from blockdraft.train.sharing import whole_tensors
 from blockdraft.train.step import Part, StepStats, accumulate_gradients, num_possible_slots
 from blockdraft.train.stopping import Stopped, StopSignals
@@ -57,7 +65,6 @@ from blockdraft.train.true_tau import real_decoding
 
 logger = logging.getLogger(__name__)
 
-STATE = "state.pt"
 NUM_TIMED = 3
 """Steps that tell how long one takes."""
 
@@ -85,7 +92,7 @@ def train(config: TrainConfig) -> TrainResult:
         Stopped: a signal asked for the end; the state is saved.
     """
     check_output_folder(config.out)
-    use_threads(config.threads)
+    use_threads(config.threads, TRAINING)
     config = dataclasses.replace(config, device=resolve_device(config.device))
     processes = Processes(config.device)
     alone = folder_lock(config.out) if processes.is_main else nullcontext()
@@ -104,7 +111,7 @@ def time_steps(config: TrainConfig, texts: Texts, number: int) -> list[float]:
 
     The target's features are computed for every step.
     """
-    use_threads(config.threads)
+    use_threads(config.threads, TRAINING)
     seconds = []
     with TemporaryDirectory() as folder:
         config = dataclasses.replace(

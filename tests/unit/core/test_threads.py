@@ -11,7 +11,7 @@ from blockdraft.core import threads
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.machine import num_cpus
-from blockdraft.core.threads import SPIN_COUNT, bound_spin, num_threads
+from blockdraft.core.threads import ENVIRONMENT, SPIN_COUNT, TRAINING, bound_spin, num_threads
 
 OWN = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 
@@ -104,6 +104,20 @@ def test_one_of_two_threads_is_said_in_the_singular(machine, monkeypatch, caplog
         "2 cores, 1.0 busy with other programs: using 1 thread until this process ends; "
         "give --threads 2 (num_threads=2 in Python), or set OMP_NUM_THREADS=2, to use both"
     )
+
+
+@pytest.mark.parametrize(
+    ("how", "remedy"),
+    [
+        (TRAINING, "give threads=16, or set OMP_NUM_THREADS=16, to use all"),
+        (ENVIRONMENT, "until this process ends; set OMP_NUM_THREADS=16, to use all"),
+    ],
+)
+def test_the_remedy_is_one_that_the_command_has(machine, caplog, how, remedy):
+    """`blockdraft train` has a setting threads, `blockdraft data` has no option."""
+    machine(8.0)
+    num_threads(None, 16, how)
+    assert caplog.records[0].getMessage().endswith(remedy)
 
 
 def test_no_more_threads_than_cores_or_than_torch_has(machine):

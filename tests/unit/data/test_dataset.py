@@ -34,7 +34,8 @@ def write(path, rows):
     return path
 
 
-def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path):
+def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     good = list(range(10, 40))
     plain = write(
         tmp_path / "a.jsonl",
@@ -44,6 +45,9 @@ def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path):
     examples = read_examples([plain, zipped], min_response_len=8, max_len=20)
     assert [e.id for e in examples] == ["p0", "p4"]
     assert [len(e) for e in examples] == [20, 20]
+    # Nothing is dropped or cut without a word.
+    assert "left out: 2 loop, 1 hold under 8 tokens within max_len 20" in caplog.text
+    assert "answers cut off at max_len 20: 2" in caplog.text
 
 
 def test_a_row_that_is_still_being_written_is_left_out(tmp_path):
@@ -89,7 +93,8 @@ def test_repeated_answers_of_several_files_are_left_out(tmp_path, caplog):
     ]
     examples = read_examples(files, min_response_len=8, max_len=99)
     assert [(e.id, len(e)) for e in examples] == [("p0", 33), ("p1", 23), ("p1", 33)]
-    assert "left out as repeated: 2" in caplog.text
+    assert "answers left out: 2 are repeated" in caplog.text
+    assert "cut off" not in caplog.text
 
 
 def examples_of(ids):

@@ -1,6 +1,7 @@
 """The tool that trains Hydra heads: what it pairs, that it learns, and that it goes on."""
 
 import json
+import runpy
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -119,6 +120,30 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
     edit_json(folder / "config.json", architectures=["LlamaForCausalLMEagle3"])
     with pytest.raises(ConfigError, match="is no DFlash drafter; give --layers"):
         train_hydra._some_layers(folder)
+
+
+@pytest.mark.parametrize(
+    ("tool", "told"),
+    [
+        ("train_hydra", ["DRAFTER", "ANSWERS", "--layers", "1", "--minutes", "60"]),
+        ("count_ngrams", ["DRAFTER", "ANSWERS"]),
+        ("sample_answers", ["ANSWERS", "--output", "ANSWERS"]),
+    ],
+)
+def test_what_is_refused_is_a_line_before_the_work_begins(
+    tmp_path: Path, tool: str, told: list[str]
+) -> None:
+    """A head was trained for an hour, and then had no folder to go to."""
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("kept")
+    names = {"DRAFTER": str(tmp_path / "no-drafter"), "ANSWERS": str(answers)}
+    path = Path(train_hydra.__file__).with_name(f"{tool}.py")
+    with (
+        patch.object(sys, "argv", [path.name, *(names.get(word, word) for word in told)]),
+        pytest.raises(SystemExit, match=rf"^{tool}.py: .*; "),
+    ):
+        runpy.run_path(str(path), run_name="__main__")
+    assert answers.read_text() == "kept"
 
 
 def test_training_goes_on_from_the_drafter_s_head(target: FrozenTarget, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import dataclasses
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
+from blockdraft.cli.train import _print_result
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
@@ -25,7 +27,7 @@ from blockdraft.train.advice import (
 from blockdraft.train.estimate import estimate_run
 from blockdraft.train.report import MAX_POINTS, NUM_COLORS, write_report
 from blockdraft.train.run_log import LOG, append_log, forget_after, read_log
-from blockdraft.train.trainer import train
+from blockdraft.train.trainer import TrainResult, train
 from tests.tiny import TEXT_VOCAB_SIZE
 from tests.train_runs import small_config
 
@@ -215,6 +217,17 @@ def test_from_prompts_to_a_working_pair(config, tmp_path):
     again = run(path, "data=[]", "--json")
     facts = json.loads(again.stdout)
     assert facts["best"]["true_tau"]["all"] >= 1
+
+
+def test_before_and_after_are_of_one_kind(capsys):
+    """A run that decoded at first and goes on without: its offline tau was 1.25 then, not 3."""
+    decoded = {"true_tau": {"all": 3.0}, "held_out": {"tau": 1.25}, "speedup": {"all": 2.0}}
+    offline = {"true_tau": {}, "held_out": {"tau": 1.75}, "speedup": {}}
+    for rows, shown in (((decoded, offline), ["1.25", "1.75"]), ((offline, decoded), ["3.00"])):
+        result = TrainResult(drafter=Path("d"), num_steps=9, evaluations=rows, best=rows[1])
+        _print_result(result, as_json=False)
+        line = next(line for line in capsys.readouterr().err.splitlines() if " all " in line)
+        assert re.findall(r"\d\.\d\d(?!x)", line) == shown
 
 
 def test_a_plan_before_the_answers_counts_turns_samples_and_limits(config, tmp_path):

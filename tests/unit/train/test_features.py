@@ -1,5 +1,8 @@
 """The target's features on disk: what is kept is what would be computed."""
 
+import os
+
+import pytest
 import torch
 
 from blockdraft.data.dataset import collate
@@ -81,6 +84,22 @@ def test_a_cache_takes_its_disk_at_once(tmp_path):
     num_tokens = sum(map(len, examples))
     taken = (tmp_path / "states.bin").stat().st_blocks * 512
     assert taken >= num_tokens * (len(LAYER_IDS) + 1) * target.hidden_size * 4
+
+
+@pytest.mark.parametrize("left", [None, 1000])
+def test_a_cache_whose_big_file_was_deleted_is_made_anew(tmp_path, left):
+    """Mapped, a missing file would read as zeros, of which the drafter would learn."""
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    batch = collate(examples[:2])
+    before = StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
+    states = tmp_path / "states.bin"
+    if left is None:
+        states.unlink()
+    else:
+        os.truncate(states, left)
+    again = StateCache(target, examples, tmp_path, "tiny")
+    assert again.missing() == [0, 1, 2, 3]
+    assert torch.equal(again.get([[0], [1]], batch), before)
 
 
 def test_a_cache_of_another_precision_is_not_read(tmp_path):

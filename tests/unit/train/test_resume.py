@@ -15,7 +15,9 @@ from blockdraft.core.errors import ConfigError, DiskError
 from blockdraft.core.files import folder_lock
 from blockdraft.models.draft.checkpoint import read_provenance
 from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.models.fingerprint import weights_sha256
+from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 from blockdraft.train import prepare, run_folder, trainer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.run_folder import RunFolder
@@ -149,7 +151,7 @@ def test_a_killed_process_loses_at_most_the_last_interval(config):
 
 def test_a_state_of_other_settings_is_refused(config):
     train(config)
-    with pytest.raises(ConfigError, match="another lr"):
+    with pytest.raises(ConfigError, match=r"another lr \(now 1.0, there 0.00"):
         train(dataclasses.replace(config, lr=1.0))
 
 
@@ -248,6 +250,26 @@ def test_other_errors_are_not_taken_for_a_full_disk(config, monkeypatch):
     monkeypatch.setattr(run_folder, "append_log", fails(OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output"):
         train(config)
+
+
+def test_a_hydra_head_beside_the_best_drafter_outlives_a_longer_run(config, monkeypatch):
+    """A head takes an hour, and a run that goes on finds better drafters; a new run begins bare."""
+    measure = trainer._Run._measure
+
+    def better_each_time(run, model):
+        return measure(run, model) | {"true_tau": {"all": 1.0 + run.step}}
+
+    monkeypatch.setattr(trainer._Run, "_measure", better_each_time)
+    head = train(config).drafter / HEAD_NAME
+    head.write_bytes(b"a head")
+    result = train(dataclasses.replace(config, max_steps=12))
+    assert result.best["step"] == 12
+    assert read_provenance(result.drafter)["result"] == result.best
+    assert head.read_bytes() == b"a head"
+    assert (result.drafter / NGRAMS_NAME).exists()
+    (config.out / trainer.STATE).unlink()
+    train(config)
+    assert not head.exists()
 
 
 def test_a_finished_run_is_not_measured_again(config):

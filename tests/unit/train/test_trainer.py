@@ -245,6 +245,20 @@ def test_a_disk_that_is_too_small_is_said_at_once(config, monkeypatch):
         train(config)
 
 
+def test_a_run_that_goes_on_has_a_part_of_its_disk_already(config, monkeypatch):
+    """It began with room for all, so what is left is enough for the rest."""
+    train(config)
+    free = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        with pytest.raises(ConfigError, match="its disk has"):
+            train(dataclasses.replace(config, out=config.out.parent / "new"))
+        free = (config.out / trainer.STATE).stat().st_size * 2
+        with pytest.raises(ConfigError, match="its disk has"):
+            train(dataclasses.replace(config, out=config.out.parent / "new"))
+        assert train(dataclasses.replace(config, max_steps=11)).num_steps == 11
+
+
 def test_a_run_whose_loss_is_no_number_ends(config):
     with pytest.raises(ConfigError, match=r"loss of step \d+ is not finite; give a lower lr \(now"):
         train(dataclasses.replace(config, lr=1e30))

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.core.threads import num_threads
+from blockdraft.core.threads import SERVING, num_threads
 from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.backends import backend_for
@@ -88,9 +88,9 @@ def _unusable_because(device: str) -> str | None:
     return None
 
 
-def use_threads(asked: int | None) -> None:
+def use_threads(asked: int | None, how: str = SERVING) -> None:
     """Set torch's threads, which are the kernels' too; see `num_threads`."""
-    torch.set_num_threads(num_threads(asked, torch.get_num_threads()))
+    torch.set_num_threads(num_threads(asked, torch.get_num_threads(), how))
 
 
 def load_target_model(
