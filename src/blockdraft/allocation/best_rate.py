@@ -351,6 +351,8 @@ class BestRate:
                 self._free_worth.record(prices.num, step.free_saves, deciding, plain)
         self._behind_drafts = drafted
         if not drafted:
+            for trust in (self._trust_of_choices, *self._trust_of_limits.values()):
+                trust.fade(step.prices.num)
             if step.free:
                 self._record_unverified(step, outcomes)
             self._record_plain(step, forward, behind_drafts)

@@ -145,3 +145,10 @@ class Trust:
         sums = self._sums.setdefault(num_sequences.bit_length(), [0.0, 0.0])
         sums[0] = sums[0] * _TRUST_KEPT + predicted
         sums[1] = sums[1] * _TRUST_KEPT + came
+
+    def fade(self, num_sequences: int) -> None:
+        """A step has used no prediction.
+
+        What is not believed is not used, and so would never be found to be right again.
+        """
+        self.record(num_sequences, 0.0, 0.0)

@@ -835,6 +835,24 @@ def test_attempts_that_lead_to_nothing_come_ever_more_seldom():
     assert backoff.is_due(60)
 
 
+def test_what_is_held_against_predictions_fades_while_none_is_used():
+    """In a crowd one step of many sure candidates that are all wrong is much."""
+    trust = Trust()
+    trust.record(16, 80.0, 0.0)
+    low = trust(16)
+    for _ in range(1500):
+        trust.fade(16)
+    assert low < 0.3
+    assert trust(16) > 0.75
+
+
+def test_a_bad_moment_of_a_crowd_does_not_end_all_drafts_for_good():
+    policy = best_rate(CPU, 15)
+    policy._trust_of_limits[False].record(8, 200.0, 0.0)
+    result = simulate(policy, CPU, always(*[0.9] * 5), 8, seconds=60)
+    assert sum(map(any, result.plans[-100:])) > 90
+
+
 def test_trust_starts_where_it_is_told():
     assert Trust()(1) == 1.0
     assert Trust(0.7)(1) == pytest.approx(0.7)
