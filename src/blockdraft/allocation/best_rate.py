@@ -58,7 +58,8 @@ _REST_STEPS = 64
 _IDLE_STEPS = 4
 """Where nothing was weighed, one step of so many is learned from."""
 _OUTLIER = 4.0
-"""A step loses at most so many plain ones: a machine that stood still tells nothing."""
+"""A step loses at most so many plain ones, and a try as many times what was expected: a machine
+that stood still tells nothing."""
 _LARGEST_AFTERMATH = 0.25
 """A plain step right behind a drafted one is slower, with cold caches. Drafting is charged for it
 with at most this share of a plain step."""
@@ -436,8 +437,11 @@ class BestRate:
 
     def _book(self, step: _Step, lost: float) -> None:
         self.account.book(lost)
-        if step.is_try and step.has_free:
-            least = math.ceil(max(lost, 0.0) / (_TRY_SHARE * step.prices.plain_seconds))
+        if step.is_try and step.has_free and step.offer is not None:
+            plain = step.prices.plain_seconds
+            # A machine that stood still for a minute would put an end to tries for hours.
+            lost = min(lost, _OUTLIER * max(step.offer.loss, plain))
+            least = math.ceil(max(lost, 0.0) / (_TRY_SHARE * plain))
             self._tries.wait_until(self._num_steps + least)
 
     def close(self, key: int) -> None:

@@ -794,6 +794,20 @@ def test_beside_what_is_known_without_a_model_tries_take_little_of_the_time():
     assert 4 / 0.002 <= pauses.min() <= pauses.max() < 5 / 0.002
 
 
+def test_a_machine_that_stood_still_in_a_try_puts_no_end_to_tries():
+    policy = best_rate(CPU, 5)
+    policy._lag, record = lambda row: 1, policy.record
+    pauses = [60.0]
+
+    def stalled(outcomes, seconds):
+        if policy._step.offer is not None and pauses:
+            seconds = {**seconds, "project": pauses.pop()}
+        record(outcomes, seconds)
+
+    policy.record = stalled
+    assert len(tries(policy, 0.1, 2500)) > 2
+
+
 def test_in_a_crowd_weighing_pauses_where_it_finds_nothing(monkeypatch):
     may_pay = Offers.may_pay
 
