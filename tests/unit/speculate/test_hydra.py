@@ -419,7 +419,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
     for wrong in (
         {"window": 0}, {"num_keys": 0}, {"num_keys": 3}, {"head_dim": 15}, {"window": 24.0},
-        {"covered": np.nan}, {"target_layer_ids": ()},
+        {"window": 10**18}, {"covered": np.nan}, {"target_layer_ids": ()},
     ):  # fmt: skip
         random_head().save(tmp_path)
         with safe_open(path, "pt") as file:

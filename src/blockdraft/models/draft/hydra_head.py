@@ -41,6 +41,9 @@ MOST_LEVEL = 127
 
 _SHAPE, _MATRIX, _SCALES = "shape", ".weight", ".scales"
 
+MOST_WINDOW = 32_768
+"""No weights tell how far a head looks back, and memory for all of it is taken for each text."""
+
 
 @dataclass(frozen=True)
 class HeadShape:
@@ -66,6 +69,8 @@ class HeadShape:
         layers = self.target_layer_ids
         if not all(type(size) is int and size >= 1 for size in sizes):
             return "its sizes are no whole numbers above zero"
+        if self.window > MOST_WINDOW:
+            return f"it looks back at {self.window} places, and {MOST_WINDOW} are the most"
         if not layers or not all(type(layer) is int and layer >= 0 for layer in layers):
             return f"it reads the layers {layers}"
         if self.num_heads % self.num_keys or self.head_dim % 2:
