@@ -50,6 +50,9 @@ _POOR = 0.6
 """A sequence is tried where the candidates that are known without a model are expected to give no
 more tokens than this. Elsewhere a model adds less, and what it adds says nothing of where it is
 needed."""
+_MOST_UNTRIED = 512
+"""But after so many steps without it a model is tried all the same: if much is known all the time,
+nothing else tells that it is better than it seemed."""
 _DEEP_STEPS = 32
 """After so many drafted steps the whole first path of a sequence is verified, since what is never
 verified is never learned."""
@@ -133,7 +136,7 @@ class BestRate:
         self._trust_of_limits = {False: Trust(), True: Trust(_FIRST_TRUST_BESIDE_FREE)}
         self._free_worth = FreeWorth()
         self._step: _Step | None = None
-        self._num_steps = self._num_drafted = 0
+        self._num_steps = self._num_drafted = self._offered_at = 0
         self._behind_drafts = False
         self._tries = Backoff(_TRY_STEPS, _MOST_TRY_STEPS)
         self._weighing = Backoff(1, _MOST_UNWEIGHED)
@@ -172,6 +175,8 @@ class BestRate:
         step.is_idle = not able or self._is_resting(able)
         if not step.is_idle and not self.account.wants_control:
             self._decide(step, able)
+        if step.offer is not None:
+            self._offered_at = self._num_steps
         keys = [] if step.offer is None else step.offer.keys
         depth = 0 if step.offer is None else step.offer.depth
         return [
@@ -209,6 +214,8 @@ class BestRate:
             return
         self._weighing.attempt(self._num_steps)
         poor = [row for row in able if sum(step.gains_of(row.sequence.key)) <= _POOR]
+        if not poor and self._num_steps - self._offered_at >= _MOST_UNTRIED:
+            poor = able
         if not poor or (step.has_free and not self._tries.is_due(self._num_steps)):
             return
         longest_ago = min(poor, key=self._drafted_at)
@@ -351,9 +358,11 @@ class BestRate:
                 plain = prices.plain_seconds
                 self._free_worth.record(prices.num, step.free_saves, deciding, plain)
         self._behind_drafts = drafted
-        if not drafted:
-            for trust in (self._trust_of_choices, *self._trust_of_limits.values()):
+        if step.offer is None:
+            for trust in self._trust_of_limits.values():
                 trust.fade(step.prices.num)
+        if not drafted:
+            self._trust_of_choices.fade(step.prices.num)
             if step.free:
                 self._record_unverified(step, outcomes)
             self._record_plain(step, forward, behind_drafts)

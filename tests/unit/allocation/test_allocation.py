@@ -765,6 +765,40 @@ def test_a_model_is_not_tried_where_much_is_known_without_it():
     assert tries(best_rate(CPU, 5), 0.95, 200) == []
 
 
+def test_but_seldom_it_is_for_it_may_have_become_better():
+    found = tries(best_rate(CPU, 5), 0.95, 2000)
+    assert len(found) >= 3
+    assert min(np.diff([0, *found])) >= 500
+
+
+def share_drafted(policy: BestRate, right: float, num_steps: int) -> float:
+    """Of steps in which half of each candidate's successors are known without a model.
+
+    right: how often each further token of the model's chains is; nine in ten are believed to be.
+    """
+    luck, row, num_drafted = random.Random(3), make_row(0, 15, 5), 0
+    free = Proposal.chain(list(range(8)), "lookup", [0.5**depth for depth in range(1, 9)])
+    model = Proposal.chain(list(range(100, 105)), KIND, [0.9**depth for depth in range(1, 6)])
+    for _ in range(num_steps):
+        (limited,) = policy.limit([row], 0, [free])
+        drafts = limited.for_model().num_draft_tokens > 0
+        num_drafted += drafts
+        (chosen,) = policy.choose([limited], [model if drafts else free])
+        rate, kept = right if drafts else 0.5, 0
+        while kept < len(chosen) and luck.random() < rate:
+            kept += 1
+        seconds = {"forward": CPU.forward(1 + len(chosen)), "draft": CPU.draft(6 * drafts)}
+        policy.record([Outcome(limited, chosen, list(range(kept)))], seconds)
+    return num_drafted / num_steps
+
+
+def test_a_model_that_has_become_good_is_found_out_beside_what_is_always_known():
+    policy = best_rate(CPU, 15)
+    assert share_drafted(policy, 0.0, 400) < 0.1
+    share_drafted(policy, 0.9, 4000)
+    assert share_drafted(policy, 0.9, 500) > 0.9
+
+
 def test_an_offer_that_pays_ends_the_pause_between_tries(monkeypatch):
     policy = best_rate(CPU, 5)
     tries(policy, 0.1, 200)
