@@ -24,6 +24,7 @@ from torch import Tensor
 
 from blockdraft.core.errors import BlockdraftError, ConfigError
 from blockdraft.data.dataset import read_examples
+from blockdraft.data.shards import files_of
 from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.target.loading import load_target_model, resolve_device
@@ -243,7 +244,9 @@ def main() -> None:
     parser.add_argument("--token-room", type=int, default=1_500_000, help="tokens kept at once")
     parser.add_argument("--seconds", type=float, default=3600.0)
     args = parser.parse_args()
-    if args.output.resolve() in {path.resolve() for path in args.answers}:
+    if args.output.resolve() in {
+        file.resolve() for path in args.answers for file in files_of(path)
+    }:
         raise ConfigError(
             f"--output {args.output} is one of the files of answers, which it would replace; "
             "give another"

@@ -61,8 +61,9 @@ _REST_STEPS = 64
 _IDLE_STEPS = 4
 """Where nothing was weighed, one step of so many is learned from."""
 _OUTLIER = 4.0
-"""A step loses at most so many plain ones, and a try as many times what was expected: a machine
-that stood still tells nothing."""
+"""A step loses at most so many plain ones: a machine that stood still tells nothing. The pause
+behind a try counts so many times the expected loss at most, or so many plain steps if that is
+more."""
 _LARGEST_AFTERMATH = 0.25
 """A plain step right behind a drafted one is slower, with cold caches. Drafting is charged for it
 with at most this share of a plain step."""

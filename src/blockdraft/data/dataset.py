@@ -20,6 +20,7 @@ from torch import Tensor
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import full_disk_refused
 from blockdraft.core.jsonl import bad_row
+from blockdraft.core.words import counted
 from blockdraft.data.identity import file_sha256
 from blockdraft.data.shards import files_of, read_rows
 from blockdraft.data.store import Example, TextArrays, TextStore, Writer, draw_of
@@ -113,11 +114,11 @@ def _read(paths: Sequence[Path], writer: Writer, min_response_len: int, max_len:
             num_cut += is_cut
             writer.add(str(row["id"]), row["set"], prompt_ids, response_ids)
     reasons = {
-        "loop": num_loops,
-        f"hold under {min_response_len} tokens within max_len {max_len}": num_short,
-        "are repeated": num_repeated,
+        "looping": num_loops,
+        f"shorter than {counted(min_response_len, 'token')}": num_short,
+        "repeated": num_repeated,
     }
-    if left_out := ", ".join(f"{number} {why}" for why, number in reasons.items() if number):
+    if left_out := ", ".join(f"{why} {number}" for why, number in reasons.items() if number):
         logger.info("answers left out: %s", left_out)
     if num_cut:
         logger.info("answers cut off at max_len %d: %d", max_len, num_cut)

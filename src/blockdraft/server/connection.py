@@ -5,8 +5,8 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 75.0
-"""So long a connection may take to bring a request, from its first byte to the end of its head. As
-long as it may rest between two requests."""
+"""So long a connection may take to bring a request: from its opening, or from the first byte after
+a rest, to the end of the head. As long as it may rest between two requests."""
 
 
 class Connection(H11Protocol):

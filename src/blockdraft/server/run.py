@@ -99,6 +99,7 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 http=Connection,
+                ws="none",
                 # Anybody may write these headers, so only those of known proxies count.
                 proxy_headers=bool(service.config.trusted_proxies),
                 forwarded_allow_ips=list(service.config.trusted_proxies),

@@ -148,7 +148,8 @@ class StateCache:
         states, filled = folder / "states.bin", folder / "filled.bin"
         made_as = f"{target_sha256} {self._target.layer_ids} {self._target.hidden_size} {dtype}"
         key = _key(made_as, self._examples)
-        if _read_key(folder) != key or self._is_short(states, len(self._examples)):
+        is_short = self._is_short(states, len(self._examples)) or not filled.exists()
+        if _read_key(folder) != key or is_short:
             with folder_lock(folder):
                 self._make(folder, key)
         size = self._starts[-1] * self._width

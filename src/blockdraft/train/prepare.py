@@ -28,7 +28,7 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
 from blockdraft.train.features import KEY
 from blockdraft.train.kinds.base import TrainedDrafter
-from blockdraft.train.run_folder import BEST, LAST
+from blockdraft.train.run_folder import BESIDE, BEST, LAST
 from blockdraft.train.run_state import STATE
 from blockdraft.train.support import check_plain_head
 
@@ -304,7 +304,7 @@ def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_
 def _num_written(out: Path) -> int:
     """Bytes of the state and the drafters that an earlier part of the run left."""
     paths = [out / STATE, *(path for name in (BEST, LAST) for path in (out / name).glob("*"))]
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    return sum(path.stat().st_size for path in paths if path.is_file() and path.name not in BESIDE)
 
 
 def _existing(folder: Path) -> Path:

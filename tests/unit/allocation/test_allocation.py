@@ -772,9 +772,9 @@ def test_but_seldom_it_is_for_it_may_have_become_better():
 
 
 def share_drafted(policy: BestRate, right: float, num_steps: int) -> float:
-    """Of steps in which half of each candidate's successors are known without a model.
+    """Share of steps in which the model drafts; looked-up tokens are each right half the time.
 
-    right: how often each further token of the model's chains is; nine in ten are believed to be.
+    right: the chance of each of the model's tokens, which claims 0.9.
     """
     luck, row, num_drafted = random.Random(3), make_row(0, 15, 5), 0
     free = Proposal.chain(list(range(8)), "lookup", [0.5**depth for depth in range(1, 9)])

@@ -46,7 +46,7 @@ def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path, caplog
     assert [e.id for e in examples] == ["p0", "p4"]
     assert [len(e) for e in examples] == [20, 20]
     # Nothing is dropped or cut without a word.
-    assert "left out: 2 loop, 1 hold under 8 tokens within max_len 20" in caplog.text
+    assert "left out: looping 2, shorter than 8 tokens 1" in caplog.text
     assert "answers cut off at max_len 20: 2" in caplog.text
 
 
@@ -93,7 +93,7 @@ def test_repeated_answers_of_several_files_are_left_out(tmp_path, caplog):
     ]
     examples = read_examples(files, min_response_len=8, max_len=99)
     assert [(e.id, len(e)) for e in examples] == [("p0", 33), ("p1", 23), ("p1", 33)]
-    assert "answers left out: 2 are repeated" in caplog.text
+    assert "answers left out: repeated 2" in caplog.text
     assert "cut off" not in caplog.text
 
 
