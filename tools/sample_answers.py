@@ -244,9 +244,8 @@ def main() -> None:
     parser.add_argument("--token-room", type=int, default=1_500_000, help="tokens kept at once")
     parser.add_argument("--seconds", type=float, default=3600.0)
     args = parser.parse_args()
-    if args.output.resolve() in {
-        file.resolve() for path in args.answers for file in files_of(path)
-    }:
+    read = [file.resolve() for path in args.answers for file in files_of(path)]
+    if args.output.resolve() in read:
         raise ConfigError(
             f"--output {args.output} is one of the files of answers, which it would replace; "
             "give another"
