@@ -4,15 +4,12 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REQUEST_SECONDS = 75.0
-"""So long a connection may take to bring a request: from its opening, or from the first byte after
-a rest, to the end of the head. As long as it may rest between two requests."""
-
 
 class Connection(H11Protocol):
     """A connection of uvicorn's, which itself bounds only the rest between two requests.
 
-    The body has a limit of its own (`guard.BODY_SECONDS`).
+    So long it may also take to bring one: from its opening, or from the first byte after a rest, to
+    the end of the head. The body has a limit of its own (`guard.BODY_SECONDS`).
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -38,7 +35,9 @@ class Connection(H11Protocol):
     def _await_request(self) -> None:
         """A deadline stands until the head is whole: a byte now and then does not move it."""
         if self._deadline is None:
-            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.timeout_keep_alive_handler)
+            self._deadline = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:

@@ -14,7 +14,7 @@ import pytest
 
 from blockdraft import ConfigError
 from blockdraft.core.errors import FAILED, EngineDead, exit_status
-from blockdraft.server import connection
+from blockdraft.server import run
 from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.guard import Traffic
@@ -366,7 +366,7 @@ def test_a_reader_that_does_not_read_is_given_up(monkeypatch):
 
 
 def test_connections_that_bring_no_request_are_closed_and_no_others(llm, gate, monkeypatch):
-    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(run, "_KEEP_ALIVE_SECONDS", 1.0)
     with running_server(llm) as server:
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
         silent, slow = (socket.create_connection(address, PATIENCE) for _ in range(2))
@@ -377,7 +377,7 @@ def test_connections_that_bring_no_request_are_closed_and_no_others(llm, gate, m
         try:
             assert has_ended(silent)
             assert has_ended(slow)
-            time.sleep(2 * connection.REQUEST_SECONDS)  # the third one came a little later
+            time.sleep(2 * run._KEEP_ALIVE_SECONDS)  # the third one came a little later
         finally:
             ends.set()
             dripping.join()
