@@ -24,6 +24,7 @@ from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
 from blockdraft.speculate.drafters.guesses import DEPTH
 from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, MOST_WAITING, NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
+from blockdraft.train.hydra.learning import WEIGHTS
 from tests.crowd import Request, run_alone, run_crowd
 from tests.parity.checks import generate, generate_plain
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
@@ -37,7 +38,6 @@ from tests.tiny import (
     tiny_target,
     tiny_target_folder,
 )
-from tools.train_hydra import WEIGHTS
 
 OWN_LAYERS = LAYER_IDS[:2]
 WINDOW = 5

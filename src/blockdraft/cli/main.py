@@ -22,6 +22,7 @@ from blockdraft.cli.logs import LOG, start_log, with_verbosity
 from blockdraft.cli.prove import prove
 from blockdraft.cli.serve import serve
 from blockdraft.cli.train import train
+from blockdraft.cli.train_head import train_head
 from blockdraft.cli.verify import verify
 from blockdraft.core.errors import FAILED, INTERRUPTED, MISTAKE, BlockdraftError, exit_status
 
@@ -95,7 +96,19 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, prove, verify, explain, doctor, serve, data, train, env):
+for command in (
+    generate,
+    chat,
+    prove,
+    verify,
+    explain,
+    doctor,
+    serve,
+    data,
+    train,
+    train_head,
+    env,
+):
     app.command(cls=Command)(with_verbosity(command))
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")

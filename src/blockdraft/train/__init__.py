@@ -23,4 +23,5 @@
    difference is the gap between training and serving, and should be small.
 9. `trainer.py` holds it together: step, evaluate, save. What it leaves: `drafter/` (the best) and
    `last/`, `log.jsonl` (`run_log.py`), `index.html` (`report.py`), `state.pt` (`run_state.py`).
+10. `hydra/` trains a head beside a drafter that exists, on the same answers.
 """

@@ -51,7 +51,7 @@ def read_data(config: TrainConfig) -> tuple[TextStore, TextStore]:
     Raises:
         ConfigError: they are too few or too short, or another target's.
     """
-    check_same_target(config)
+    check_same_target(config.data, config.target)
     examples = read_examples(
         config.data, min_response_len=config.min_response_len, max_len=config.max_len
     )
@@ -70,11 +70,11 @@ def read_data(config: TrainConfig) -> tuple[TextStore, TextStore]:
     return train, held_out
 
 
-def check_same_target(config: TrainConfig) -> None:
+def check_same_target(answers: Sequence[Path], target: Path) -> None:
     """Raise ConfigError if a folder of answers says that another target wrote them."""
-    for path in config.data:
+    for path in answers:
         manifest = read_manifest(path) if path.is_dir() else None
-        if manifest and manifest["target"]["sha256"] != target_sha256(config.target):
+        if manifest and manifest["target"]["sha256"] != target_sha256(target):
             raise ConfigError(
                 f"the answers in {path} are of another target, {manifest['target'].get('folder')}; "
                 "let this one write its own, or give the files in the folder instead of it"

@@ -10,6 +10,7 @@ from blockdraft.models.draft.checkpoint import PROVENANCE_NAME, read_provenance
 from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.hydra.state import HEAD_STATE
 from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.report import write_report
 from blockdraft.train.run_log import append_log, best_of, evaluations, forget_after
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 BEST, LAST = "drafter", "last"
 
-BESIDE = {HEAD_NAME, NGRAMS_NAME}
+BESIDE = {HEAD_NAME, HEAD_STATE, NGRAMS_NAME}
 """Beside the best drafter: they are of the target and its answers, not of the drafter's weights."""
 
 

@@ -56,7 +56,7 @@ def count_texts(config: TrainConfig, answers: DataConfig | None) -> Texts:
     """
     if answers is None or are_written(answers):
         return _counted(*read_data(config))
-    check_same_target(config)
+    check_same_target(config.data, config.target)
     others = [path for path in config.data if path != answers.output]
     found = (
         read_examples(others, min_response_len=config.min_response_len, max_len=config.max_len)

@@ -13,9 +13,10 @@ are guessed.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ ROTATION_BASE = 10_000.0
 MOST_LEVEL = 127
 """Matrices are kept as whole numbers of at most this size, with a scale for each output."""
 
-_SHAPE, _MATRIX, _SCALES = "shape", ".weight", ".scales"
+_SHAPE, _PROVENANCE, _MATRIX, _SCALES = "shape", "provenance", ".weight", ".scales"
 
 MOST_WINDOW = 32_768
 """No weights tell how far a head looks back, and memory for all of it is taken for each text."""
@@ -179,8 +180,11 @@ class HydraHead(nn.Module):
             places=places.numpy(),
         )
 
-    def save(self, folder: Path) -> None:
-        """Write HEAD_NAME into a drafter's folder: matrices in int8, as kernels use them."""
+    def save(self, folder: Path, provenance: Mapping[str, Any] | None = None) -> None:
+        """Write HEAD_NAME into a drafter's folder: matrices in int8, as kernels use them.
+
+        provenance: how the head was made, as values of JSON; kept in the file's metadata.
+        """
         tensors = {}
         for name, value in self.state_dict().items():
             if name.endswith(_MATRIX):
@@ -194,7 +198,11 @@ class HydraHead(nn.Module):
         tensors["token_ids"] = self.token_ids.int()
         shape = asdict(self.shape)
         del shape["hidden_size"]  # the target's
-        save_file(tensors, folder / HEAD_NAME, {_SHAPE: json.dumps(shape)})
+        facts = {_SHAPE: shape} | ({_PROVENANCE: provenance} if provenance else {})
+        # In one move: a drafter whose head is cut off is refused.
+        part = folder / f"{HEAD_NAME}.part"
+        save_file(tensors, part, {name: json.dumps(value) for name, value in facts.items()})
+        part.replace(folder / HEAD_NAME)
 
     @classmethod
     def load(cls, folder: Path, hidden_size: int, vocab_size: int) -> "HydraHead | None":

@@ -1,0 +1,116 @@
+"""`blockdraft train-head`: a Hydra head beside a drafter, from the target's own answers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.output import print_json
+from blockdraft.core.libraries import let_torch_use_matrix_registers
+from blockdraft.hub.catalog import DEFAULT_TARGET
+
+if TYPE_CHECKING:
+    from blockdraft.train.hydra.run import HeadResult
+
+
+def train_head(
+    drafter: Annotated[
+        Path,
+        typer.Argument(help="Folder of a drafter that reads features of the target."),
+    ],
+    answers: Annotated[
+        list[Path],
+        typer.Argument(help="Folders or files of answers, such as `blockdraft data` writes."),
+    ],
+    target: options.Target = DEFAULT_TARGET,
+    minutes: Annotated[
+        float, typer.Option(help="Minutes to learn, without those in which answers are only read.")
+    ] = 60.0,
+    states: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder in which the target's states are kept, so that it reads the answers once; "
+            "saves most of the time on a CPU. A token takes eight bytes for each number of a "
+            "hidden state. What the folder holds of other answers is deleted.",
+            show_default="it reads them in each step",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Most answers to learn from, drawn at random.")
+    ] = None,
+    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
+    step_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a step.", show_default="4096 on a CPU, 32768 on a GPU"),
+    ] = None,
+    from_head: Annotated[
+        bool,
+        typer.Option("--from-head", help="Begin with the head that the drafter has already."),
+    ] = False,
+    layers: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--layer",
+            help="Layer of the target to read, counted from 0, one that the drafter reads. "
+            "Repeatable.",
+            show_default="three of the drafter's",
+        ),
+    ] = None,
+    num_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most frequent tokens that are guessed.", show_default="8192"),
+    ] = None,
+    inner_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Size of the head's gated layer.", show_default="twice the target's hidden size"
+        ),
+    ] = None,
+    save_minutes: Annotated[float, typer.Option(help="Minutes between two saved states.")] = 5.0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Train a Hydra head: a small network that guesses the next three tokens on CPUs.
+
+    It is written beside the drafter's weights, which stay as they are. To resume a training that
+    was stopped, give the same command again.
+    """
+    values: dict[str, Any] = dict(locals())
+    result = _run(values)
+    if as_json:
+        print_json(_facts(result))
+        return
+    typer.echo(result.head)
+
+
+def _run(values: Mapping[str, Any]) -> "HeadResult":
+    from dataclasses import fields
+
+    from blockdraft.train.hydra.config import HeadConfig
+    from blockdraft.train.hydra.run import train_head as run
+    from blockdraft.train.hydra.state import how_to_go_on
+    from blockdraft.train.interrupted import exit_status_of
+
+    chosen = {field.name: values[field.name] for field in fields(HeadConfig)}
+    config = HeadConfig(
+        **chosen | {"answers": tuple(chosen["answers"]), "layers": tuple(chosen["layers"] or ())}
+    )
+    let_torch_use_matrix_registers()
+    try:
+        return run(config)
+    except KeyboardInterrupt as error:
+        typer.echo(f"blockdraft: {how_to_go_on(config.drafter)}", err=True)
+        raise typer.Exit(exit_status_of(error)) from error
+
+
+def _facts(result: "HeadResult") -> dict[str, Any]:
+    return {
+        "head": str(result.head),
+        "steps": result.num_steps,
+        "places": result.num_places,
+        "held_out": result.num_held_out,
+        "divergence_before": list(result.before),
+        "divergence_after": list(result.after),
+    }

@@ -1,0 +1,316 @@
+"""From a drafter and answers to a Hydra head in the drafter's folder, in parts if need be."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
+from blockdraft.core.progress import Progress, time_left
+from blockdraft.core.threads import ENVIRONMENT
+from blockdraft.data.dataset import count_answer_tokens, read_examples, split_held_out
+from blockdraft.data.identity import target_sha256, texts_sha256
+from blockdraft.data.store import Example, TextStore
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.measure.provenance import describe_environment
+from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
+from blockdraft.models.layers.quantized import dequantize
+from blockdraft.models.target.loading import (
+    load_target_model,
+    resolve_device,
+    target_without_weights,
+    use_threads,
+)
+from blockdraft.speculate.drafters.shapes import read_shape
+from blockdraft.train.features import FrozenTarget
+from blockdraft.train.hydra.config import HeadConfig
+from blockdraft.train.hydra.learning import HeadLearner
+from blockdraft.train.hydra.places import Places
+from blockdraft.train.hydra.state import HEAD_STATE, load_head_state
+from blockdraft.train.prepare import check_ids, check_same_target
+from blockdraft.train.run_state import Interval, RunClock, save_state
+from blockdraft.train.stopping import Stopped, StopSignals
+from blockdraft.train.support import check_plain_head
+
+logger = logging.getLogger(__name__)
+
+MAX_TOKENS = 700
+"""Of a prompt and its answer; longer ones are left out."""
+NUM_HELD_OUT, LEAST_SHARE, MOST_SHARE = 64, 0.005, 0.05
+"""Answers that are not trained on, about so many; and the least and the most share that they take."""
+CPU_TOKENS, GPU_TOKENS = 4096, 32_768
+"""Of the texts of a step."""
+NUM_TOKENS = 8192
+"""That a new head guesses."""
+INNER_PER_HIDDEN = 2
+"""Size of a new head's gated layer, in hidden sizes of the target."""
+NUM_SHOWN = 100
+"""Steps whose mean loss is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadResult:
+    """How a training ended.
+
+    head: its file. before, after: divergences from the target on held-out answers, in nats, one,
+    two and three tokens ahead; empty if no answer was held out. num_places: of tokens that were
+    learned from.
+    """
+
+    head: Path
+    num_steps: int
+    num_places: int
+    num_held_out: int
+    before: Sequence[float]
+    after: Sequence[float]
+
+
+def train_head(config: HeadConfig) -> HeadResult:
+    """Train a head, or go on with a training whose state lies in the drafter's folder.
+
+    Raises:
+        ConfigError: settings or answers are not usable, or another process trains there.
+        DiskError: the disk is full.
+        ModelError: target or drafter cannot be loaded, or no head can stand beside the drafter.
+        Stopped: a signal asked for the end; the state is saved.
+    """
+    check_output_folder(config.drafter)
+    use_threads(None, ENVIRONMENT)
+    folder = resolve_model(config.target)
+    drafter_layers = _check_drafter(config, folder)
+    with folder_lock(config.drafter), full_disk_refused(config.drafter):
+        return _HeadRun(config, folder, drafter_layers).run()
+
+
+def _check_drafter(config: HeadConfig, target: Path) -> tuple[int, ...]:
+    """The layers of the target that the drafter reads.
+
+    Raises:
+        ConfigError: the head is to read others, or the answers are of another target.
+        ModelError: the drafter does not fit the target, or reads no layers.
+    """
+    check_same_target(config.answers, target)
+    shape = read_shape(config.drafter, target_without_weights(target), torch.bfloat16)
+    if shape.refusal:
+        raise ModelError(f"{config.drafter}: {shape.refusal}")
+    known = shape.target_layer_ids
+    if not known:
+        raise ModelError(
+            f"{config.drafter} reads no features of the target, so no head can stand beside it; "
+            "give a drafter that does, such as a DFlash drafter"
+        )
+    if missing := sorted(set(config.layers) - set(known)):
+        raise ConfigError(
+            f"layers holds {missing}, and the drafter reads {sorted(known)}; choose among these"
+        )
+    return known
+
+
+class _HeadRun:
+    """One training and everything that it holds."""
+
+    def __init__(self, config: HeadConfig, folder: Path, drafter_layers: Sequence[int]) -> None:
+        self.config = config
+        device = resolve_device(config.device)
+        model = load_target_model(folder, torch.bfloat16, device)
+        dequantize(model)
+        check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
+        known = _known_head(config.drafter, model) if config.from_head else None
+        layers = known.shape.target_layer_ids if known else config.layers
+        target = FrozenTarget(model, layers or _some_of(drafter_layers))
+        examples, self.held_out = _read_texts(config, model)
+        on_cpu = target.embed_weight.device.type == "cpu"
+        step_tokens = config.step_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
+        sha256 = target_sha256(folder)
+        self.places = Places(target, examples, config.states, sha256, step_tokens)
+        self.others = Places(target, self.held_out, None, sha256, step_tokens)
+        if on_cpu and config.states is None:
+            logger.info(
+                "the target reads the answers again in each step; with a folder for its states "
+                "(--states) it reads them once"
+            )
+        head = known or _new_head(target, examples, config)
+        self.trained = {
+            "target": sha256,
+            "answers": texts_sha256(examples),
+            "shape": asdict(head.shape),
+            "tokens": head.token_ids.tolist(),
+            "lr": config.lr,
+            "step_tokens": step_tokens,
+        }
+        self.learner = HeadLearner(head.to(device), target, config.lr)
+        self.stop, self.shown = StopSignals(), Progress(logger)
+        logger.info(
+            "%d answers to learn from, %d held out; %d parameters; layers %s of the target",
+            *(len(examples), len(self.held_out), sum(own.numel() for own in head.parameters())),
+            ", ".join(map(str, target.layer_ids)),
+        )
+
+    def run(self) -> HeadResult:
+        """Learn until the minutes are over, and write the head."""
+        learner, path = self.learner, self.config.drafter / HEAD_STATE
+        state = load_head_state(path, self.trained)
+        if state is None:
+            before, seconds = self._measure("before"), 0.0
+        else:
+            before, seconds = state["before"], state["seconds"]
+            learner.load_state_dict(state["learner"])
+            logger.info("going on at step %d after %.1f min", learner.num_steps, seconds / 60)
+        with self.stop:
+            try:
+                if self.config.states is not None:
+                    self._read()
+                self.clock = RunClock(seconds)
+                self._learn(before)
+            finally:
+                self.shown.clear()
+        learner.check_finite()
+        after = self._measure("after")
+        learner.head.cpu().save(self.config.drafter, self._facts(before, after))
+        path.unlink(missing_ok=True)
+        return HeadResult(
+            head=self.config.drafter / HEAD_NAME,
+            num_steps=learner.num_steps,
+            num_places=learner.num_places,
+            num_held_out=len(self.held_out),
+            before=before,
+            after=after,
+        )
+
+    def _read(self) -> None:
+        """Have the target read what the folder of states lacks; what it has read stays."""
+        for _ in self.places.read(self.shown):
+            if self.stop.signal:
+                raise Stopped(self.stop.signal)
+
+    def _learn(self, before: Sequence[float]) -> None:
+        """Pass after pass; a training that goes on begins a pass of an order of its own."""
+        saving = Interval(self.config.save_minutes, None)
+        self.saved = self.clock.seconds, self.learner.num_steps
+        generator = torch.Generator().manual_seed(self.learner.num_steps)
+        recent: list[Tensor] = []
+        while True:
+            for batch in self.places.batches(generator):
+                if self.learner.num_steps and self._minutes() >= self.config.minutes:
+                    return
+                recent.append(self.learner.step(batch, self._minutes() / self.config.minutes))
+                self._tell(recent)
+                now = self.clock.tick(), self.learner.num_steps
+                if self.stop.signal or saving.is_due(self.saved, now):
+                    self._save(before)
+                if self.stop.signal:
+                    raise Stopped(self.stop.signal)
+
+    def _minutes(self) -> float:
+        return self.clock.tick() / 60
+
+    def _tell(self, recent: list[Tensor]) -> None:
+        if self.learner.num_steps % NUM_SHOWN:
+            return
+        loss = float(torch.stack(recent).mean())
+        recent.clear()
+        left = 60 * (self.config.minutes - self._minutes())
+        self.shown.show(
+            f"step {self.learner.num_steps}, {time_left(max(0.0, left))}: divergence {loss:.3f} on "
+            "the answers that it learns from"
+        )
+
+    def _save(self, before: Sequence[float]) -> None:
+        self.learner.check_finite()
+        state = {
+            **self.trained,
+            "learner": self.learner.state_dict(),
+            "before": list(before),
+            "seconds": self.clock.tick(),
+        }
+        save_state(self.config.drafter / HEAD_STATE, state)
+        self.saved = self.clock.seconds, self.learner.num_steps
+
+    def _measure(self, when: str) -> list[float]:
+        if not len(self.others):
+            return []
+        found = self.learner.divergences(self.others)
+        shown = ", ".join(f"{one:.3f}" for one in found)
+        logger.info("held out, %s: divergence %s", when, shown)
+        return found
+
+    def _facts(self, before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+        """Where the head comes from."""
+        return {
+            **describe_environment(),
+            "threads": torch.get_num_threads(),
+            "config": self.config.to_dict(),
+            "target_sha256": self.trained["target"],
+            "texts_sha256": self.trained["answers"],
+            "num_steps": self.learner.num_steps,
+            "num_places": self.learner.num_places,
+            "minutes": round(self._minutes(), 1),
+            "num_held_out": len(self.held_out),
+            "divergence": {"before": list(before), "after": list(after)},
+        }
+
+
+def _read_texts(
+    config: HeadConfig, model: PreTrainedModel
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    """(answers to learn from, held out).
+
+    Raises:
+        ConfigError: none is left, or they are of another target.
+    """
+    texts = read_examples(config.answers, min_response_len=1, max_len=2**30)
+    check_ids(model, texts)
+    texts = texts.where((texts.lengths <= MAX_TOKENS) & (texts.prompt_lens > 1))
+    drawn = np.random.default_rng(7).permutation(texts.chosen)[: config.limit]
+    share = min(MOST_SHARE, max(LEAST_SHARE, NUM_HELD_OUT / max(1, len(drawn))))
+    examples, held_out = split_held_out(TextStore(texts.arrays, drawn), share)
+    if not examples:
+        raise ConfigError(
+            f"no answer is left to train on ({len(held_out)} held out; of at most {MAX_TOKENS} "
+            "tokens, prompts of two or more); give others"
+        )
+    return examples, held_out
+
+
+def _known_head(drafter: Path, model: PreTrainedModel) -> HydraHead:
+    """The one that the drafter has.
+
+    Raises:
+        ConfigError: it has none.
+        ModelError: it is damaged, or of another target.
+    """
+    vocab_size, hidden_size = model.get_input_embeddings().weight.shape
+    head = HydraHead.load(drafter, hidden_size, vocab_size)
+    if head is None:
+        raise ConfigError(f"{drafter} has no {HEAD_NAME} to begin with; leave from_head out")
+    return head
+
+
+def _new_head(target: FrozenTarget, examples: Sequence[Example], config: HeadConfig) -> HydraHead:
+    """That guesses the most frequent tokens of the answers, as often as they are at first."""
+    counts = count_answer_tokens(examples)
+    most_common = counts.most_common(config.num_tokens or NUM_TOKENS)
+    token_ids = sorted(token for token, _ in most_common)
+    torch.manual_seed(0)
+    frequent = torch.tensor([counts[token] for token in token_ids]) / counts.total()
+    inner_size = config.inner_size or INNER_PER_HIDDEN * target.hidden_size
+    # Of whole numbers: shares of float32 can add up to more than all.
+    covered = sum(counts[token] for token in token_ids) / counts.total()
+    shape = HeadShape(target.hidden_size, inner_size, target.layer_ids, covered)
+    head = HydraHead(shape, torch.tensor(token_ids))
+    with torch.no_grad():
+        head.bias.copy_(frequent.log())
+        head.last_norm.fill_(0.1)  # near no opinion beside the frequencies
+    return head
+
+
+def _some_of(layers: Sequence[int]) -> list[int]:
+    """The second, the middle one and the last of those that a drafter reads."""
+    return sorted({layers[min(1, len(layers) - 1)], layers[len(layers) // 2], layers[-1]})
