@@ -13,6 +13,8 @@ DraftDtype = Literal["auto", "int8", "target"]
 Quantize = Literal["int8", "int4"]
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 KVCacheDtype = Literal["auto", "int8"]
+MOST_DRAFT_TOKENS = 1024
+"""Of a step: far more than pay anywhere, and the policy keeps a belief for each."""
 Thinking = Literal["template", "on", "off"]
 """What a chat template is told of thinking; "template" leaves its own default."""
 
@@ -43,7 +45,7 @@ class LLMConfig:
     adaptive: verify as much as pays on this machine, nothing included; False verifies all that is
     drafted.
     num_draft_tokens: the most candidates that are verified for a sequence in one step, the anchor
-    not counted; 0 decodes plainly, without a drafter. None is 15 of the drafter, or a whole block
+    not counted, up to 1,024; 0 decodes plainly, without a drafter. None is 15 of the drafter, or a whole block
     if that has more; without `adaptive` a whole block.
     draft_depth: the longest path of them; None is the drafter's own. More candidates than the
     drafter's path is long make a tree, with branches where it is unsure.
@@ -87,7 +89,7 @@ class LLMConfig:
         for name in ("max_concurrency", "prefill_chunk", "draft_depth", "num_threads"):
             _check_count(name, getattr(self, name), 1)
         check_threads("num_threads", self.num_threads)
-        _check_count("num_draft_tokens", self.num_draft_tokens, 0)
+        check_num_draft_tokens(self.num_draft_tokens)
         if self.draft_dtype not in get_args(DraftDtype):
             raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
         if self.quantize not in (None, *get_args(Quantize)):
@@ -128,6 +130,13 @@ class LLMConfig:
     def looks_up(self, *, has_drafter: bool) -> bool:
         """Whether lookup drafts where a model does so too, or none does."""
         return has_drafter if self.lookup is None else self.lookup
+
+
+def check_num_draft_tokens(value: object) -> None:
+    """Raise ConfigError unless it is a number of candidates, or None for no limit."""
+    _check_count("num_draft_tokens", value, 0)
+    if isinstance(value, int) and value > MOST_DRAFT_TOKENS:
+        raise ConfigError(f"num_draft_tokens is {value}; give at most {MOST_DRAFT_TOKENS}")
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -12,7 +12,7 @@ from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.cost_measurement import measure_costs
 from blockdraft.allocation.costs import StepCosts
 from blockdraft.allocation.policy import DEFAULT_NUM_DRAFT_TOKENS, VerifyAll
-from blockdraft.core.config import LLMConfig
+from blockdraft.core.config import LLMConfig, check_num_draft_tokens
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.plan import NOTHING, Proposal
@@ -149,8 +149,7 @@ class Engine:
 
     def _limit_depth(self, num_draft_tokens: int | None, draft_depth: int | None) -> int:
         """Set the limits of all drafters; returns how deep the one that runs a model may go."""
-        if num_draft_tokens is not None and num_draft_tokens < 0:
-            raise ConfigError(f"num_draft_tokens is {num_draft_tokens}; give 0 or more")
+        check_num_draft_tokens(num_draft_tokens)
         if draft_depth is not None and draft_depth < 1:
             raise ConfigError(f"draft_depth is {draft_depth}; give 1 or more")
         depth = least(self.drafter.max_nodes, num_draft_tokens, draft_depth)

@@ -262,7 +262,11 @@ def test_fixed_limits_are_kept_to(llm):
         assert drafted_in(llm, draft_depth=1)[1] == 1
         assert drafted_in(llm, num_draft_tokens=2) == (2, 2)
         assert drafted_in(llm, num_draft_tokens=0) == (0, 0)
-        for limits, reason in (((-1,), "num_draft_tokens is -1"), ((3, 0), "draft_depth is 0")):
+        for limits, reason in (
+            ((-1,), "num_draft_tokens is -1"),
+            ((2**30,), "give at most 1024"),
+            ((3, 0), "draft_depth is 0"),
+        ):
             with pytest.raises(ConfigError, match=reason):
                 llm.use_fixed_drafting(*limits)
     finally:

@@ -260,6 +260,7 @@ def test_a_grammar_and_trees(tmp_path):
     ("options", "reason"),
     [
         ({"num_draft_tokens": -1}, "num_draft_tokens is -1; give a whole number of at least 0"),
+        ({"num_draft_tokens": 1025}, "num_draft_tokens is 1025; give at most 1024"),
         ({"draft_depth": 0}, "draft_depth is 0; give a whole number of at least 1"),
     ],
 )
