@@ -45,8 +45,8 @@ class LLMConfig:
     adaptive: verify as much as pays on this machine, nothing included; False verifies all that is
     drafted.
     num_draft_tokens: the most candidates that are verified for a sequence in one step, the anchor
-    not counted, up to 1,024; 0 decodes plainly, without a drafter. None is 15 of the drafter, or a whole block
-    if that has more; without `adaptive` a whole block.
+    not counted, up to 1,024; 0 decodes plainly, without a drafter. None is 15 of the drafter, or a
+    whole block if that has more; without `adaptive` a whole block.
     draft_depth: the longest path of them; None is the drafter's own. More candidates than the
     drafter's path is long make a tree, with branches where it is unsure.
     lookup: also draft what followed the same words earlier in prompt and output; None does so

@@ -96,9 +96,17 @@ def _generate(config: DataConfig, report: Report) -> Path:
     prompts = chosen(config, prompts)
     if not prompts:
         raise ConfigError(_NOTHING_LEFT)
+    wanted: set[Key] = set()
     for turn in range(_num_turns(config, prompts)):
-        jobs = list(_jobs(prompts, turn, config, tokenizer, answered))
-        _write_answers(config, writer, jobs, answered, report)
+        asked = list(_asked(prompts, turn, config, tokenizer, answered))
+        wanted.update(key for key, _, _ in asked)
+        _write_answers(config, writer, list(_jobs(asked, config, answered)), answered, report)
+    if others := len(answered.keys() - wanted):
+        logger.info(
+            "%s also holds %d answers that earlier runs asked for, and this one does not; they are "
+            "kept as training data too; give another --output to be without them",
+            *(config.output, others),
+        )
     if not answered:
         raise ConfigError(
             f"none of {len(prompts)} prompts was answered; raise max_prompt_tokens (it is "
@@ -335,15 +343,11 @@ def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:
 
 
 def _jobs(
-    prompts: Sequence[Prompt],
-    turn: int,
-    config: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    answered: Answered,
+    asked: Sequence[tuple[Key, Prompt, tuple[int, ...]]], config: DataConfig, answered: Answered
 ) -> Iterator[Job]:
     """What is to be answered, and what was cut off at fewer tokens than are asked for now."""
     num_skipped = 0
-    for key, prompt, ids in _asked(prompts, turn, config, tokenizer, answered):
+    for key, prompt, ids in asked:
         if key in answered and not answered[key].is_cut_below(config.max_tokens):
             continue
         if len(ids) > config.max_prompt_tokens:

@@ -125,6 +125,16 @@ def test_too_long_prompts_are_left_out_and_said_so(folder, tmp_path):
     assert "left out as too long: 1" in result.stderr
 
 
+def test_answers_that_only_an_earlier_run_asked_for_are_told_of(folder, tmp_path):
+    output, prompts = tmp_path / "answers", prompts_of(tmp_path, 3)
+    assert "earlier runs" not in data(folder, output, "--prompts", prompts).stderr
+    again = data(folder, output, "--prompts", prompts, "--temperature", 0, "--temperature", 0.7)
+    assert "earlier runs" not in again.stderr  # all that is there was asked for
+    other = data(folder, output, "--prompts", prompts, "--temperature", 0.3)
+    assert "also holds 6 answers that earlier runs asked for" in other.stderr.replace("\n", " ")
+    assert read_manifest(output)["counts"]["answers"] == 9
+
+
 def test_short_answers_leave_room_for_self_written_prompts(folder, tmp_path):
     output = tmp_path / "out"
     assert data(folder, output, "--self-written", 40, "--max-prompt-tokens", 60).exit_code == 0
