@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from blockdraft.cli import bench, models
 from blockdraft.cli.chat import chat
 from blockdraft.cli.command import Command
+from blockdraft.cli.count_ngrams import count_ngrams
 from blockdraft.cli.data import data
 from blockdraft.cli.doctor import doctor
 from blockdraft.cli.env import env
@@ -97,17 +98,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    generate,
-    chat,
-    prove,
-    verify,
-    explain,
-    doctor,
-    serve,
-    data,
-    train,
-    train_head,
-    env,
+    *(generate, chat, prove, verify, explain, doctor, serve),
+    *(data, train, train_head, count_ngrams, env),
 ):
     app.command(cls=Command)(with_verbosity(command))
 app.add_typer(bench.app, name="bench")

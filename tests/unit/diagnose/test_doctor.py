@@ -18,17 +18,22 @@ from blockdraft.diagnose.doctor.examine import examine
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.kernels import backends
 from blockdraft.models.draft import vocabulary as draft_vocabulary
+from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
+from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.clear_pair import MASK, SIGN_LAYER, TAU, add_switch, edit_facts, write_pair
 from tests.published import PUBLISHED, shallow, write_published
 from tests.small_llm import without_pages
-from tests.tiny import VOCAB_SIZE, edit_json, tiny_drafter_folder, tiny_target_folder
+from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, edit_json, tiny_drafter_folder, tiny_target_folder
 
 GIB = 2**30
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    return write_pair(tmp_path_factory.mktemp("pair"))
+    target, drafter = write_pair(tmp_path_factory.mktemp("pair"))
+    NGramTable.count([([1, 2, 3, 1, 2, 3], 1)]).save(drafter)
+    HydraHead(HeadShape(HIDDEN_SIZE, 32, (SIGN_LAYER,), 0.9), torch.arange(5)).save(drafter)
+    return target, drafter
 
 
 @pytest.fixture
@@ -78,12 +83,28 @@ def test_a_sound_pair_is_in_order(pair):
         *("pair", "target weights", "chat template", "thinking", "precision"),
         *("rope", "sliding window", "mask token", "layer ids", "vocabulary"),
         *("prefix reuse", "tau, math", "tau, code", "tau, chat", "tau, writing"),
-        *("threads", "memory", "other programs", "kernels"),
+        *("n-grams", "hydra head", "threads", "memory", "other programs", "kernels"),
     }
     assert f"{TAU:.2f}" in checks["tau, math"].found
     assert "128 tokens from memory" in checks["prefix reuse"].found
     assert "one lower 1." in checks["layer ids"].found
     assert verdict(checks.values()).startswith("IN ORDER")
+
+
+def test_what_lies_beside_the_weights(pair):
+    checks = look(pair)
+    assert "contexts" in checks["n-grams"].found
+    assert checks["hydra head"].found == f"guesses 5 tokens from layers {SIGN_LAYER}"
+    for name in ("ngrams.safetensors", "hydra_head.safetensors"):
+        (pair[1] / name).write_bytes(b"cut off")
+    assert names(look(pair)) == ["n-grams", "hydra head"]
+    assert look(pair, ngrams=False)["n-grams"].found == "switched off"
+    for name in ("ngrams.safetensors", "hydra_head.safetensors"):
+        (pair[1] / name).unlink()
+    checks = look(pair)
+    assert names(checks, "warning") == ["n-grams", "hydra head"]
+    assert "blockdraft count-ngrams" in checks["n-grams"].remedy
+    assert "blockdraft train-head" in checks["hydra head"].remedy
 
 
 def test_quick_reads_only(pair, monkeypatch):

@@ -1,6 +1,7 @@
 """The tool that lets a target answer thousands of prompts at once writes what the target would."""
 
 import json
+import runpy
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -129,3 +130,15 @@ def test_prompts_that_are_too_long_are_refused_before_the_file_is_emptied(tmp_pa
 def test_other_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="has other layers or rotations than Llama"):
         sample_answers.LlamaWriter(tiny_target("qwen3"))
+
+
+def test_what_is_refused_is_a_line_before_the_work_begins(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("kept")
+    told = ["sample_answers.py", str(answers), "--output", str(answers)]
+    with (
+        patch.object(sys, "argv", told),
+        pytest.raises(SystemExit, match=r"^sample_answers.py: .*; "),
+    ):
+        runpy.run_path(sample_answers.__file__, run_name="__main__")
+    assert answers.read_text() == "kept"

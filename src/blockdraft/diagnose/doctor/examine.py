@@ -8,6 +8,7 @@ from typing import Any
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.core.machine import busy_cores
 from blockdraft.diagnose.doctor import machine_checks, shape_checks, target_checks
+from blockdraft.diagnose.doctor.beside_checks import beside_checks
 from blockdraft.diagnose.doctor.check import Check, verdict
 from blockdraft.diagnose.doctor.offline import Offline, measure_offline
 from blockdraft.diagnose.doctor.pair import Pair
@@ -95,7 +96,7 @@ def examine(pair: Pair, on_stage: OnStage, *, quick: bool = False) -> Examinatio
         machine_checks.kernels_check(pair),
     ]
     fit = shape_checks.fit_check(pair, measured.failure, shape)
-    checks = [fit, *target, *shape, *_run_lines(pair, measured), *machine]
+    checks = [fit, *target, *shape, *_run_lines(pair, measured), *beside_checks(pair), *machine]
     return Examination(pair, checks, measured.acceptance, perf_counter() - begun)
 
 

@@ -10,7 +10,9 @@ from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
 from blockdraft.engine.trained_thinking import MIXED, default_thinking
 from blockdraft.measure.identity import hash_text
+from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.models.fingerprint import weights_sha256
+from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 
 _DIGITS: Mapping[str, int] = {
     "float8_e4m3fn": 4,
@@ -162,7 +164,10 @@ def precision_check(pair: Pair) -> Check:
 def _stored_precision(pair: Pair) -> tuple[str, str | None]:
     """(the coarsest precision in the drafter's file, the first tensor that holds inf or nan)."""
     coarsest, broken = "float64", None
-    for path in sorted(pair.drafter_folder.glob("*.safetensors")):
+    weights = {path.name: path for path in pair.drafter_folder.glob("*.safetensors")}
+    for name in (HEAD_NAME, NGRAMS_NAME):
+        weights.pop(name, None)  # they draft beside it, in a precision of their own
+    for path in sorted(weights.values()):
         with safe_open(path, framework="pt") as file:
             for tensor_name in file.keys():  # noqa: SIM118 - it is no mapping
                 kind = str(file.get_slice(tensor_name).get_dtype())

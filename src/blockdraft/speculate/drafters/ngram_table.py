@@ -107,7 +107,10 @@ class NGramTable:
             arrays[f"{length}.rests"] = part.rests
             arrays[f"{length}.tokens"] = part.tokens.astype(np.uint16) if is_narrow else part.tokens
             arrays[f"{length}.levels"] = part.levels
-        save_file(arrays, folder / NGRAMS_NAME)
+        # In one move: a drafter whose table is cut off is refused.
+        beside = folder / f"{NGRAMS_NAME}.part"
+        save_file(arrays, beside)
+        beside.replace(folder / NGRAMS_NAME)
 
     @classmethod
     def load(cls, folder: Path) -> "NGramTable | None":

@@ -1,0 +1,47 @@
+"""`blockdraft count-ngrams`: a table of n-grams for a drafter that exists."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.output import print_json
+
+
+def count_ngrams(
+    drafter: Annotated[Path, typer.Argument(help="Folder of a drafter.")],
+    answers: Annotated[
+        list[Path],
+        typer.Argument(help="Folders or files of answers, such as `blockdraft data` writes."),
+    ],
+    as_json: options.Json = False,
+) -> None:
+    """Count what usually follows what in a target's answers, to draft from it.
+
+    The table is written beside the drafter's weights, in place of one that is there. `train` counts
+    the answers that it trains on at its end.
+    """
+    from blockdraft.core.files import check_output_folder, full_disk_refused
+    from blockdraft.data.dataset import read_examples
+    from blockdraft.models.draft.checkpoint import read_config
+    from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
+
+    check_output_folder(drafter)
+    read_config(drafter)  # a folder that holds none is said before the answers are counted
+    texts = read_examples(answers, min_response_len=1, max_len=2**30)
+    table = NGramTable.count((text.token_ids, len(text.prompt_ids)) for text in texts)
+    with full_disk_refused(drafter):
+        table.save(drafter)
+    path = drafter / NGRAMS_NAME
+    if as_json:
+        print_json(
+            {
+                "table": str(path),
+                "answers": len(texts),
+                "contexts": table.num_contexts,
+                "bytes": path.stat().st_size,
+            }
+        )
+        return
+    typer.echo(path)

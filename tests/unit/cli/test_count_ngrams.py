@@ -1,0 +1,38 @@
+"""`blockdraft count-ngrams`: a table beside a drafter that exists."""
+
+import json
+from pathlib import Path
+
+from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
+from tests.command_line import refusal, run_json
+from tests.tiny import tiny_drafter_folder
+
+
+def answers_of(tmp_path: Path) -> Path:
+    path = tmp_path / "answers.jsonl"
+    row = {"id": "a", "set": "s", "prompt_ids": [1, 2], "response_ids": [3, 4, 5, 3, 4, 6]}
+    path.write_text(json.dumps(row))
+    return path
+
+
+def test_a_table_is_written_beside_the_weights(tmp_path: Path) -> None:
+    folder = tiny_drafter_folder(tmp_path)
+    found = run_json("count-ngrams", folder, answers_of(tmp_path))
+    table = NGramTable.load(folder)
+    assert table is not None
+    assert (found["answers"], found["contexts"]) == (1, table.num_contexts)
+    assert found["table"] == str(folder / NGRAMS_NAME)
+    assert found["bytes"] == (folder / NGRAMS_NAME).stat().st_size
+
+
+def test_a_folder_without_a_drafter_is_refused_and_not_made(tmp_path: Path) -> None:
+    line = refusal("count-ngrams", tmp_path / "none", answers_of(tmp_path))
+    assert str(tmp_path / "none") in line
+    assert not (tmp_path / "none").exists()
+
+
+def test_no_answers_are_refused(tmp_path: Path) -> None:
+    folder, empty = tiny_drafter_folder(tmp_path), tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert "no answer in" in refusal("count-ngrams", folder, empty)
+    assert not (folder / NGRAMS_NAME).exists()
