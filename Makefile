@@ -24,7 +24,7 @@ help:
 
 results: env
 	$(BIN)/blockdraft bench report docs/results --into README.md --into docs/benchmarks.md
-	$(BIN)/blockdraft bench report benchmarks --into docs/benchmarks.md
+	$(BIN)/blockdraft bench report benchmarks --into docs/benchmarks.md $(foreach page,default-pair-speed rivals concurrency throughput,--into docs/experiments/$(page).md)
 
 demo: env
 	$(BIN)/blockdraft bench demo
