@@ -46,5 +46,6 @@ def below_plain(best: Mapping[str, Any]) -> str | None:
     return (
         f"this drafter does not pay yet: with whole blocks, decoding runs at {speedup:.2f} of the "
         "speed of plain decoding; train it longer or on more answers, or with shorter blocks "
-        "(block_size)"
+        "(block_size); in use its n-grams draft too, and on CPUs a small head drafts at less cost "
+        "(blockdraft train-head)"
     )
