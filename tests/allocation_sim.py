@@ -187,7 +187,7 @@ def simulate(
     asked = [limit if limits is None else limits[key] for key in range(num_sequences)]
     lag = [0] * num_sequences
     if isinstance(policy, BestRate):
-        policy._lag = lambda row: lag[row.sequence.key]
+        policy._model._lag = lambda row: lag[row.sequence.key]
     rows = [make_row(key, most, depth) for key, most in enumerate(asked)]
     while result.seconds < seconds:
         drafting = [row.for_model() for row in limited(policy, rows)]

@@ -53,6 +53,11 @@ class StepPrices:
         """Tokens per second of a step without candidates."""
         return self.num / self.plain_seconds
 
+    @property
+    def plain(self) -> Price:
+        """Of a step without candidates."""
+        return Price(0, float(self.num), self.plain_seconds, self.plain_seconds)
+
     def plain_worth(self, tokens: float) -> float:
         """Seconds that plain decoding takes for so many tokens."""
         return tokens / self.plain_rate
