@@ -158,9 +158,9 @@ def walk(
         parent = choice
 
 
-def limited(policy: Policy, rows: list[Row], num_other_rows: int = 0) -> list[Row]:
+def limited(policy: Policy, rows: list[Row], num_prompt_tokens: int = 0) -> list[Row]:
     """The rows, where nothing is proposed without a model."""
-    return policy.limit(rows, num_other_rows, [NOTHING] * len(rows))
+    return policy.limit(rows, num_prompt_tokens, [NOTHING] * len(rows))
 
 
 def num_branches(proposal: Proposal) -> int:

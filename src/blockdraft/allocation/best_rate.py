@@ -95,12 +95,12 @@ class BestRate:
         self._num_steps = 0
         self._behind_drafts = False
 
-    def asks_free(self, num_rows: int) -> bool:
+    def asks_free(self, num_sequences: int) -> bool:
         """See `Policy`."""
-        return self.account.may_lose and self._free_worth.asks(num_rows)
+        return self.account.may_lose and self._free_worth.asks(num_sequences)
 
     def limit(
-        self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
+        self, rows: Sequence[Row], num_prompt_tokens: int, free: Sequence[Proposal]
     ) -> list[Row]:
         """See `Policy`."""
         self._num_steps += 1
@@ -108,7 +108,7 @@ class BestRate:
         if not rows:
             return []
         num_keys = sum(row.sequence.num_cached for row in rows)
-        prices = StepPrices(self._costs, len(rows), num_keys, num_other_rows)
+        prices = StepPrices(self._costs, len(rows), num_keys, num_prompt_tokens)
         self.account.open_step(prices.plain_seconds)
         may_lose, has_free = self.account.may_lose, any(free)
         if has_free:
@@ -165,7 +165,7 @@ class BestRate:
     def _best(
         self, prices: StepPrices, order: Order, drafting: float = 0.0, *, least: int = 0
     ) -> Price:
-        trust = self._trust(prices.num)
+        trust = self._trust(prices.num_sequences)
         return prices.best(order.gains, order.branches, drafting, least=least, trust=trust)
 
     def _order(
@@ -188,7 +188,7 @@ class BestRate:
         if step is None:
             return
         forward = sum(seconds.get(phase, 0.0) for phase in _FORWARD)
-        offer, price, num = step.decision.offer, step.price, step.prices.num
+        offer, price, num = step.decision.offer, step.price, step.prices.num_sequences
         drafted = offer is not None or (price is not None and price.num_candidates > 0)
         asked_free = seconds.get("free", 0.0) > 0.0
         if drafted or asked_free:
@@ -215,20 +215,20 @@ class BestRate:
         """Compare what it took to propose without a model with what that was expected to save."""
         prices, price = step.prices, step.free.price
         saved = prices.plain_worth(price.tokens) - price.seconds
-        self._free_worth.record(prices.num, saved, took, prices.plain_seconds)
+        self._free_worth.record(prices.num_sequences, saved, took, prices.plain_seconds)
 
     def _record_plain(self, step: _Step, seconds: float, behind_drafts: bool) -> None:
         expected = step.prices.plain_seconds
         self.account.count(drafted=False, is_control=not behind_drafts)
-        # Prompt rows cost otherwise: only the last of them goes through the head.
-        if step.prices.num_other_rows:
+        # Prompt tokens cost otherwise: only the last one goes through the head.
+        if step.prices.num_prompt_tokens:
             return
         if behind_drafts:
             # It is slower, since the drafter's weights need room in the processor's cache too.
             most = _LARGEST_AFTERMATH * expected
             self.account.book(min(max(seconds - expected, -most), most))
         elif not step.decision.is_idle or self._num_steps % _IDLE_STEPS == 0:
-            self._costs.record_plain(step.prices.num, step.prices.num_keys, seconds)
+            self._costs.record_plain(step.prices.num_sequences, step.prices.num_keys, seconds)
 
     def _record_unverified(self, step: _Step, outcomes: Sequence[Outcome]) -> None:
         """Learn from the tokens of a plain step, or what is not verified is never learned."""
@@ -256,7 +256,7 @@ class BestRate:
                     sampled=outcome.row.sequence.params.is_sampled,
                 )
                 num_kept += len(outcome.kept_nodes)
-        num, decision = step.prices.num, step.decision
+        num, decision = step.prices.num_sequences, step.decision
         self._trust.record(num, step.predicted, num_kept)
         if decision.offer is not None and step.has_proposals and not decision.forced:
             self._model.record_kept(decision.offer, num, num_kept, step.free.has_any)
@@ -270,8 +270,8 @@ class BestRate:
         draft = sum(seconds.get(phase, 0.0) for phase in _DRAFT)
         project = seconds.get("project", 0.0)
         expected = prices.plain_seconds if price is None else price.forward
-        worth = prices.plain_worth(prices.num + num_kept)
-        if prices.num_other_rows:  # they cost otherwise
+        worth = prices.plain_worth(prices.num_sequences + num_kept)
+        if prices.num_prompt_tokens:  # they cost otherwise
             lost = expected + (0.0 if offer is None else offer.drafting) - worth
             self._book(step, lost)
             return
@@ -282,8 +282,8 @@ class BestRate:
             if offer.num_lagging:
                 self._costs.record_project(offer.num_lagging, project)
         if price is not None and price.num_candidates:
-            num_rows = prices.num + price.num_candidates
-            self._costs.record_forward(prices.num, num_rows, expected, forward / slower)
+            num_rows = prices.num_sequences + price.num_candidates
+            self._costs.record_forward(prices.num_sequences, num_rows, expected, forward / slower)
         lost = min(forward + draft - worth * slower, _OUTLIER * prices.plain_seconds * slower)
         self._book(step, lost + project)
 

@@ -65,7 +65,7 @@ class FreeCandidates:
 
 
 def by_key(rows: Sequence[Row], free: Sequence[Proposal], order: Order) -> dict[int, FreeProposal]:
-    """What `order` has of each row's free proposal, by the key of its sequence."""
+    """The free proposal of each row, with what `order` says of it, by the key of its sequence."""
     found = [
         FreeProposal(own, len(row.sequence.token_ids), [], [])
         for row, own in zip(rows, free, strict=True)
@@ -82,10 +82,10 @@ def ordered(
     branch_seconds: Sequence[float],
     num_forced: Sequence[int],
 ) -> Order:
-    """Those that are verified in any case, then by probability.
+    """All candidates: first those that are verified in any case, then by probability.
 
-    For each row: what is proposed, the probability of each node, what another branch costs, and how
-    many nodes of the first path are forced.
+    For each row: its proposal, the probability of each node, the seconds of another branch, and how
+    many nodes of its first path are verified in any case.
     """
     found: list[tuple[bool, float, int, int]] = []
     for row, (proposal, own, forced) in enumerate(zip(proposals, chances, num_forced, strict=True)):
@@ -120,7 +120,7 @@ def _branches(
     rows: Sequence[int],
     nodes: Sequence[int],
 ) -> Iterator[float]:
-    """What each adds because another child of its parent is verified already."""
+    """Of each candidate its seconds as a branch: 0 for the first child of a parent to be taken."""
     parents: set[tuple[int, int]] = set()
     for row, node in zip(rows, nodes, strict=True):
         parent = (row, proposals[row].tree.parents[node])

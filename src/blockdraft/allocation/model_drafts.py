@@ -111,7 +111,7 @@ class ModelDrafts:
         free: what is known without a model.
         """
         self._num_steps = num_steps
-        if prices.num > _MANY_SEQUENCES and not self._weighing.is_due(num_steps):
+        if prices.num_sequences > _MANY_SEQUENCES and not self._weighing.is_due(num_steps):
             return IDLE
         able = self._able(rows)
         if not able or self._is_resting(len(able)):
@@ -144,7 +144,7 @@ class ModelDrafts:
             self._expectation,
             self._lag,
             free.by_key,
-            trust=self._trust[free.has_any](prices.num),
+            trust=self._trust[free.has_any](prices.num_sequences),
             least_rate=free.price.rate,
         )
         sizes = _sizes(len(able))
