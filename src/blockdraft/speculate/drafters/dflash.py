@@ -23,16 +23,9 @@ from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.draft.waiting_features import Waiting
 from blockdraft.models.layers.packed import linear_of, packed_copy, plain_linears, rows_of
 from blockdraft.speculate.drafters.base import DraftCost, Watch
-from blockdraft.speculate.drafters.branches import (
-    Guessable,
-    Marginals,
-    Slot,
-    Successors,
-    best_first,
-    chosen_slots,
-    slots_of,
-)
+from blockdraft.speculate.drafters.branches import Marginals, Slot, Successors, best_first
 from blockdraft.speculate.drafters.lazy_context import LazyContext
+from blockdraft.speculate.drafters.slots import Guessable, chosen_slots, slots_of
 from blockdraft.speculate.sampler.choose import choose_processed
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.reference import NO_CHOICE

@@ -24,9 +24,9 @@ from blockdraft.models.draft.pair_contexts import PairContexts, SeparatePairs, s
 from blockdraft.models.draft.waiting_features import Waiting
 from blockdraft.models.layers.packed import packed_copy
 from blockdraft.speculate.drafters.base import DraftCost, Watch
-from blockdraft.speculate.drafters.branches import Guessable
 from blockdraft.speculate.drafters.lazy_context import LazyContext
 from blockdraft.speculate.drafters.levels import DEPTH, Child, LevelGrower
+from blockdraft.speculate.drafters.slots import Guessable
 
 WIDTH = 10
 """Nodes of a level that are expanded, as in the paper."""
