@@ -162,8 +162,8 @@ class AsyncEngine:
 
     @property
     def max_tokens(self) -> int:
-        """See Engine.max_tokens."""
-        return self._engine.max_tokens
+        """See RequestLimits.max_tokens."""
+        return self._engine.limits.max_tokens
 
     @property
     def max_running(self) -> int:
@@ -171,8 +171,8 @@ class AsyncEngine:
         return self._engine.scheduler.max_running
 
     def check_ids(self, param: str, token_ids: Sequence[int]) -> None:
-        """See Engine.check_ids."""
-        self._engine.check_ids(param, token_ids)
+        """See RequestLimits.check_ids."""
+        self._engine.limits.check_ids(param, token_ids)
 
     def prediction_ids(self, prediction: str) -> tuple[int, ...]:
         """See Samples.prediction_ids; it takes as long as for a prompt, in any thread."""

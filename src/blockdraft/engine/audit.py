@@ -137,10 +137,10 @@ def _changes(then: Environment, now: Environment) -> Iterator[Change]:
 def _first_finding(samples: Samples, receipt: Receipt) -> Finding | None:
     engine, params, output = samples.engine, receipt.params, receipt.token_ids
     # Room is needed for what was answered, not for what could have been.
-    engine.check_prompt(
+    engine.limits.check_prompt(
         receipt.prompt_token_ids, replace(params, max_tokens=max(1, len(output)), min_tokens=0)
     )
-    engine.check_min_tokens(params, samples.tokenizer.eos_ids)
+    engine.limits.check_min_tokens(params, samples.tokenizer.eos_ids)
     sequence, text = _sequence(samples, receipt)
     place = 0
     with closing(_forced_logits(engine, receipt)) as chunks:
@@ -180,7 +180,9 @@ def _forced_logits(engine: Engine, receipt: Receipt) -> Generator[Tensor, None, 
     """
     target, num_prompt = engine.target, len(receipt.prompt_token_ids)
     output = list(receipt.token_ids)
-    num_tokens = next((i for i, one in enumerate(output) if not engine.is_token(one)), len(output))
+    num_tokens = next(
+        (i for i, one in enumerate(output) if not engine.limits.is_token(one)), len(output)
+    )
     # The last token is chosen, and never run.
     ids = [*receipt.prompt_token_ids, *output[:num_tokens]]
     ids = ids if num_tokens < len(output) else ids[: max(num_prompt, len(ids) - 1)]
@@ -248,7 +250,7 @@ def _wrong_token(
     position = sequence.num_output
     if choice is None:
         return Finding("token", position, "no token can stand there", found)
-    if not engine.is_token(found):
+    if not engine.limits.is_token(found):
         why = f"it is outside the vocabulary of {engine.target.vocab_size}"
         return Finding("token", position, why, found, choice)
     margin = margin_of(logits, sequence, found)

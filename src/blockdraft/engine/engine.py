@@ -3,7 +3,7 @@
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from time import perf_counter
 
@@ -17,10 +17,11 @@ from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Recorded
-from blockdraft.core.request import SamplingParams, check_length
+from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.core.thinking import ThinkingLimit
 from blockdraft.engine.failures import is_out_of_memory
+from blockdraft.engine.limits import RequestLimits
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
 from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
@@ -44,9 +45,9 @@ _KEYS = itertools.count()
 class Engine:
     """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
 
-    `free_drafters` run no model, and propose beside `drafter`.
-    All candidates are verified that are allowed, until it is told otherwise. `timer` tells where
-    the time of a step goes, and what was computed in it; it and `observer` may be set between
+    `free_drafters` run no model, and propose beside `drafter`. All candidates that are allowed are
+    verified, until it is told otherwise. `limits` say what a request may ask for. `timer` measures
+    where the time of a step goes, and what is computed in it; it and `observer` may be set between
     steps.
     """
 
@@ -61,6 +62,7 @@ class Engine:
     ) -> None:
         self.target = target
         self.proposer = Proposer(drafter, target.vocab_size, free_drafters)
+        self.limits = RequestLimits(target, self.proposer)
         self.timer = PhaseTimer(measures=False)
         self.observer: Observer | None = None
         self.failures = FailureLog("the record of a step failed; its tokens are kept", logger)
@@ -192,7 +194,7 @@ class Engine:
                 budget of thinking in `params` without what was made of it.
             ContextTooLong: prompt and max_tokens do not fit the target's context.
         """
-        self.check_prompt(prompt_ids, params)
+        self.limits.check_prompt(prompt_ids, params)
         if seed is None:
             seed = secrets.randbits(64) if params.seed is None else params.seed
         sequence = self.sequence(
@@ -239,7 +241,7 @@ class Engine:
             params=params,
             seed=seed,
             sample_index=sample_index,
-            stop_ids=params.ending_ids(frozenset(filter(self.is_token, eos_ids))),
+            stop_ids=params.ending_ids(frozenset(filter(self.limits.is_token, eos_ids))),
             token_ids=list(prompt_ids),
             num_prompt=len(prompt_ids),
             prediction_ids=tuple(prediction_ids),
@@ -256,85 +258,6 @@ class Engine:
                 return scan_stop(token_id)
 
         return scan
-
-    def check_prompt(self, prompt_ids: Ids[int], params: SamplingParams) -> None:
-        """Raise what `add` would raise."""
-        if not prompt_ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        self.check_ids(None, prompt_ids)
-        self._check_drafters(params)
-        self.check_ids("stop_token_ids", params.stop_token_ids)
-        self.check_ids("logit_bias", params.logit_bias)
-        for described, limit in self._limits().items():
-            check_length(len(prompt_ids), params, described, limit)
-
-    def _check_drafters(self, params: SamplingParams) -> None:
-        loaded = [drafter.kind for drafter in self.proposer.drafters]
-        for kind in params.drafters or ():
-            if kind not in loaded:
-                raise RequestError(
-                    f"drafters names {kind!r}, and loaded are {', '.join(loaded)}; name some of "
-                    "them, or leave drafters out",
-                    param="drafters",
-                )
-
-    def check_prediction(self, prediction_ids: Ids[int]) -> None:
-        """Refuse a prediction that cannot be one of this target's outputs.
-
-        Raises:
-            RequestError: it is longer than any output, or has a token id outside the vocabulary.
-        """
-        if len(prediction_ids) > self.max_tokens:
-            raise RequestError(
-                f"the prediction has {len(prediction_ids)} tokens, and prompt and output have room "
-                f"for {self.max_tokens}; give the part that is expected first",
-                param="prediction",
-            )
-        self.check_ids("prediction", prediction_ids)
-
-    def check_min_tokens(self, params: SamplingParams, eos_ids: frozenset[int]) -> None:
-        """Refuse a `min_tokens` that forbids every token; a sample with it would end in an error.
-
-        With a grammar it gives way.
-
-        Raises:
-            RequestError: every token ends the answer.
-        """
-        vocab_size = self.target.vocab_size
-        num_ending = sum(map(self.is_token, params.ending_ids(eos_ids)))
-        if params.min_tokens and params.grammar is None and num_ending == vocab_size:
-            raise RequestError(
-                f"min_tokens is {params.min_tokens}, and all {vocab_size} tokens of the vocabulary "
-                "end the answer; give min_tokens 0 or fewer stop_token_ids",
-                param="min_tokens",
-            )
-
-    def is_token(self, token_id: int) -> bool:
-        """True for ids of the vocabulary."""
-        return 0 <= token_id < self.target.vocab_size
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens that a prompt and its continuation may have together."""
-        return min(self._limits().values())
-
-    def _limits(self) -> dict[str, int]:
-        context, memory = self.target.max_context, self.target.memory.num_tokens
-        return {f"the context of {context}": context, f"the K/V memory of {memory}": memory}
-
-    def check_ids(self, param: str | None, token_ids: Iterable[int]) -> None:
-        """Refuse token ids outside the vocabulary.
-
-        Raises:
-            RequestError: names the first of them, and `param`.
-        """
-        wrong = [i for i in token_ids if not self.is_token(i)]
-        if wrong:
-            raise RequestError(
-                f"token id {wrong[0]} is outside the vocabulary; give ids from 0 to "
-                f"{self.target.vocab_size - 1}",
-                param=param,
-            )
 
     @property
     def has_work(self) -> bool:

@@ -60,14 +60,15 @@ class Samples:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Refuse what cannot run, before anything is queued.
 
-        See Engine.check_prompt and check_min_tokens; RequestError also for a grammar, and for a
-        budget of thinking where the model does not think.
+        Raises:
+            RequestError: see RequestLimits; or a grammar cannot be compiled, or there is a budget
+                of thinking and the model does not think.
         """
         if params.grammar is not None:
             self.grammars.compile(params.grammar)
         self.thinking(prompt_ids, params)
-        self.engine.check_prompt(prompt_ids, params)
-        self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
+        self.engine.limits.check_prompt(prompt_ids, params)
+        self.engine.limits.check_min_tokens(params, self.tokenizer.eos_ids)
 
     def thinking(self, prompt_ids: Sequence[int], params: SamplingParams) -> ThinkingLimit | None:
         """What bounds the thinking of one sample of a request, if anything does.
@@ -90,18 +91,18 @@ class Samples:
         """The tokens of a prediction.
 
         Raises:
-            RequestError: see Engine.check_prediction; or the text is not valid Unicode.
+            RequestError: see RequestLimits.check_prediction; or the text is not valid Unicode.
         """
         if isinstance(prediction, str):
             try:
-                most = self.engine.max_tokens
+                most = self.engine.limits.max_tokens
                 prediction = self.tokenizer.encode_continuation(prediction, most=most)
             except ContextTooLong as error:
                 raise RequestError(
                     f"in the prediction {error}: give the part that is expected first",
                     param="prediction",
                 ) from error
-        self.engine.check_prediction(prediction)
+        self.engine.limits.check_prediction(prediction)
         return tuple(prediction)
 
     def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
