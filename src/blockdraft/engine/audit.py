@@ -180,9 +180,8 @@ def _forced_logits(engine: Engine, receipt: Receipt) -> Generator[Tensor, None, 
     """
     target, num_prompt = engine.target, len(receipt.prompt_token_ids)
     output = list(receipt.token_ids)
-    num_tokens = next(
-        (i for i, one in enumerate(output) if not engine.limits.is_token(one)), len(output)
-    )
+    is_token = engine.limits.is_token
+    num_tokens = next((i for i, one in enumerate(output) if not is_token(one)), len(output))
     # The last token is chosen, and never run.
     ids = [*receipt.prompt_token_ids, *output[:num_tokens]]
     ids = ids if num_tokens < len(output) else ids[: max(num_prompt, len(ids) - 1)]
