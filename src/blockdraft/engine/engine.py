@@ -1,4 +1,4 @@
-"""The loop. Knows token ids only."""
+"""The loop that advances sequences step by step. It knows token ids, and no text."""
 
 import itertools
 import logging
@@ -83,12 +83,12 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """Of those that the proposer asks, the one that may run a model."""
+        """The drafter that may run a model; the others are those of the proposer."""
         return self.proposer.drafter
 
     @property
     def max_draft_depth(self) -> int:
-        """Tokens of the longest path that any of its drafters proposes by itself."""
+        """Tokens of the longest path that any drafter proposes, unless limited."""
         return max(drafter.max_nodes for drafter in self.proposer.drafters)
 
     @property
@@ -123,7 +123,7 @@ class Engine:
         depth = self._limit_depth(num_draft_tokens, draft_depth)
         most = num_draft_tokens
         num_nodes = max(depth, DEFAULT_NUM_DRAFT_TOKENS) if most is None else most
-        # A policy that asks for shorter paths gets branches for the rest.
+        # Where the policy asks for shorter paths, branches take the place of the rest.
         self._set_trees(num_nodes)
         self.allocator.policy = BestRate(
             self._costs, num_nodes, depth, self.drafter.lag, model_kind=self.drafter.kind
@@ -164,7 +164,7 @@ class Engine:
         return depth
 
     def _set_trees(self, num_nodes: int) -> None:
-        """Of so many nodes at most, 0 for chains."""
+        """Let drafters propose trees of so many nodes at most; 0 for chains."""
         self.scheduler.num_tree_nodes = num_nodes
         self.proposer.joins_trees = num_nodes > 0 and self.target.takes_trees
 
@@ -251,7 +251,7 @@ class Engine:
         )
 
     def _timed(self, scan_stop: Callable[[int], bool]) -> Callable[[int], bool]:
-        """The same; it also writes the text, which is no part of the commit that calls it."""
+        """`scan_stop` in a phase of its own: it writes text, which is no part of the commit."""
 
         def scan(token_id: int) -> bool:
             with self._timer.phase("stream"):
@@ -289,7 +289,7 @@ class Engine:
                 batch = self.allocator.limit(batch, free)
             self._note_start(batch)
             if not self._fits(batch, free):
-                # Perhaps only the candidates were too many.
+                # There may be enough without candidates.
                 drafts = any(row.num_draft_tokens for row in batch)
                 batch = [row.within(0) for row in batch]
                 if not (drafts and self._fits(batch, [NOTHING] * len(batch))):
@@ -297,9 +297,10 @@ class Engine:
             return self._report()
 
     def _fits(self, batch: Batch, free: Ids[Proposal]) -> bool:
-        """Advance the rows; False, and they stay what they were, if memory does not suffice.
+        """Advance the rows; False if memory does not suffice, and then no row has changed.
 
-        Where some were committed before, they stay so, and a later step advances the others.
+        If some rows were committed before memory ran out, they stay so, and the result is True: a
+        later step advances the others.
         """
         try:
             self._advance(batch, free)
@@ -354,6 +355,7 @@ class Engine:
             self.failures.note(error)
 
     def _fail_largest(self, batch: Batch) -> None:
+        """End the request with the most tokens in the step, so that the others have room."""
         row = max(batch, key=lambda row: len(row.new_ids))
         sequence, num_tokens = row.sequence, len(row.new_ids)
         sequence.fail(
@@ -384,7 +386,7 @@ class Engine:
         return outputs
 
     def fail(self, key: int, error: str) -> None:
-        """End a sequence with an error from outside, even one that has just ended otherwise."""
+        """End a sequence with an error that others have found, even if it has just ended."""
         record = self.progress[key]
         record.sequence.fail(error)
         if record.finished_at is None:

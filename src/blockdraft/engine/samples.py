@@ -158,7 +158,7 @@ class Samples:
         return text
 
     def _fail(self, key: int, text: SampleText, error: Exception) -> None:
-        """The text of a sample could not be written: it ends, and no other."""
+        """End a sample whose text could not be written."""
         logger.error("a text could not be written; its request ends with an error", exc_info=error)
         self.engine.fail(key, f"its text could not be written: {error!r}")
         text.is_finished = True
@@ -206,9 +206,9 @@ class Samples:
             self._forget(key)
 
     def abandon(self, keys: Iterable[int]) -> None:
-        """Forget samples as soon as nothing is under way, at once if so. Never waits.
+        """Forget samples: at once if no call is under way here, else at its end. Never waits.
 
-        For cleanups: the garbage collector runs them in any thread, in the middle of anything.
+        For finalizers, which the garbage collector runs in any thread and at any moment.
         """
         self._abandoned.extend(keys)
         self._drop_abandoned()
@@ -218,7 +218,7 @@ class Samples:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody forgets a sample meanwhile; what was abandoned inside is forgotten at the end."""
+        """No sample is forgotten meanwhile; those that were abandoned inside are at the end."""
         try:
             with self._busy:
                 yield
@@ -226,8 +226,8 @@ class Samples:
             self._drop_abandoned()
 
     def _drop_abandoned(self) -> None:
-        # Who abandons something and finds the lock taken leaves it to the holder, who looks here
-        # after letting go: so nothing stays behind, though no further step may come.
+        # If the lock is taken, its holder comes here after it has let go, and does this. So nothing
+        # stays behind, even if no further step comes.
         while self._abandoned and self._busy.acquire(blocking=False):
             try:
                 while self._abandoned:
