@@ -50,7 +50,7 @@ class StepPrices:
         # What candidates add is added to the cost of plain decoding. The cost of as many rows of
         # one sequence would be too low: sequences have a context each.
         self._known_forward = [self.plain_seconds]
-        self._of_rows = costs.forward(num_sequences + num_prompt_tokens)
+        self._forward_of_rows = costs.forward(num_sequences + num_prompt_tokens)
 
     @property
     def plain_rate(self) -> float:
@@ -117,5 +117,5 @@ class StepPrices:
         known, start = self._known_forward, self.num_sequences + self.num_prompt_tokens
         missing = range(start + len(known), start + num_candidates + 1)
         for seconds in self._costs.forwards(missing):
-            known.append(self.plain_seconds + seconds - self._of_rows)
+            known.append(self.plain_seconds + seconds - self._forward_of_rows)
         return known[: num_candidates + 1]

@@ -202,6 +202,7 @@ class Proposer:
                 self._lose(row, drafter)
 
     def _lose(self, row: Row, drafter: Drafter) -> None:
+        """Let a drafter that failed draft no more for this sequence."""
         row.sequence.lost_drafters.add(drafter.kind)
         if drafter is self.drafter:
             row.sequence.has_lost_context = True
@@ -215,6 +216,7 @@ class Proposer:
             self._succeeds(partial(drafter.close, sequence.key))
 
     def _succeeds(self, run: Callable[[], None]) -> bool:
+        """Run it; a failure is counted, and the result is False."""
         try:
             run()
         except Exception as error:

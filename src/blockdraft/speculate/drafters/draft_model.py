@@ -54,9 +54,11 @@ class _Growing:
 class DraftModelDrafter:
     """Drafts with a causal language model of the target's tokenizer.
 
-    model: runs it. vocab_size: of the target; where the two are padded to different sizes, only
-    tokens of both are guessed, and others are read as the drafter's last. `max_nodes` may be set to
-    anything, and the output stays the same; so may `watch`.
+    `max_nodes` and `watch` may be set; neither changes any output.
+
+    model: the draft model, which runs as targets do. vocab_size: of the target; where the two are
+    padded to different sizes, only tokens of both are guessed, and others are read as the
+    drafter's last token.
     """
 
     kind = "draft_model"

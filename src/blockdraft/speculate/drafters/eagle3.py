@@ -35,11 +35,12 @@ WIDTH = 10
 class Eagle3Drafter(LazyContext):
     """Drafts with an EAGLE-3 model.
 
+    `max_nodes` and `watch` may be set; neither changes any output. Packed weights are copies of
+    this moment: after `model` was trained, make a new drafter.
+
     embed_weight: [V, D] of the target, raw or in groups; a model that has its own uses that.
-    feature_layers: 0-based, of the target. `contexts` hold the pairs, one sequence by one unless
-    given. `max_nodes` may be set to anything, and the output stays the same; so may `watch`. Packed
-    weights are copies of this moment, `in_int8` close ones: after `model` was trained, make a new
-    drafter.
+    feature_layers: 0-based, of the target. contexts: hold the pairs; unless given, in memory of
+    each sequence's own. in_int8: multiply with the closest weights in int8.
     """
 
     kind = "eagle3"
