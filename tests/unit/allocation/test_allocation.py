@@ -382,6 +382,19 @@ def test_a_model_that_was_outbid_is_believed_as_before():
     assert policy._model._expectation(row).gains == believed
 
 
+def test_a_choice_that_failed_is_not_taken_for_one_that_was_verified(monkeypatch):
+    """The allocator verifies nothing then; as a forward of six rows it would seem very cheap."""
+    policy = best_rate(CPU)
+    rows = [row.for_model() for row in limited(policy, [make_row(0, 5)])]
+    monkeypatch.setattr(policy._model, "record_proposals", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        policy.choose(rows, [Proposal.chain([0] * 5, KIND, [0.9] * 5)])
+    before = policy._costs.forward(6)
+    seconds = {"forward": CPU.forward(1), "draft": CPU.draft(6)}
+    policy.record([Outcome(rows[0], NOTHING, [])], seconds)
+    assert policy._costs.forward(6) == before
+
+
 def test_no_more_candidates_are_forced_than_there_are_on_the_first_path():
     tree = Tree((1, 2, 3), (ROOT, ROOT, ROOT))
     order = ordered([Proposal(tree, (0.5, 0.3, 0.1), (KIND,) * 3)], [[0.5, 0.3, 0.1]], [0.0], [3])
