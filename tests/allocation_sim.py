@@ -158,9 +158,9 @@ def walk(
         parent = choice
 
 
-def limited(policy: Policy, rows: list[Row], num_other_rows: int = 0) -> list[Row]:
+def limited(policy: Policy, rows: list[Row], num_prompt_tokens: int = 0) -> list[Row]:
     """The rows, where nothing is proposed without a model."""
-    return policy.limit(rows, num_other_rows, [NOTHING] * len(rows))
+    return policy.limit(rows, num_prompt_tokens, [NOTHING] * len(rows))
 
 
 def num_branches(proposal: Proposal) -> int:
@@ -187,7 +187,7 @@ def simulate(
     asked = [limit if limits is None else limits[key] for key in range(num_sequences)]
     lag = [0] * num_sequences
     if isinstance(policy, BestRate):
-        policy._lag = lambda row: lag[row.sequence.key]
+        policy._model._lag = lambda row: lag[row.sequence.key]
     rows = [make_row(key, most, depth) for key, most in enumerate(asked)]
     while result.seconds < seconds:
         drafting = [row.for_model() for row in limited(policy, rows)]

@@ -64,7 +64,7 @@ class FakeLLM:
             timer=PhaseTimer(clock=lambda: int(self.now * 1e9)),
             allocator=fake_allocator(),
             target=SimpleNamespace(memory=Unlimited(), max_context=512),
-            check_prompt=self._check_prompt,
+            limits=SimpleNamespace(check_prompt=self._check_prompt),
         )
 
     def patch_clock(self, monkeypatch):

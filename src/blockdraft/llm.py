@@ -277,7 +277,7 @@ class LLM:
         """
         is_single = _is_conversation(messages)
         many = cast("list[Conversation]", [messages] if is_single else list(messages))
-        most = self.engine.max_tokens
+        most = self.engine.limits.max_tokens
         prompts = [self.tokenizer.encode_chat(conversation, most=most) for conversation in many]
         if stream:
             return self.generate(prompts, params, stream=True)
@@ -286,7 +286,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, most=self.engine.max_tokens)
+            return self.tokenizer.encode(prompt, most=self.engine.limits.max_tokens)
         if not _are_ids(prompt):
             raise _no_prompt(prompt)
         return list(prompt)

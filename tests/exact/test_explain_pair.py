@@ -23,7 +23,9 @@ OPTIONS = [
 def test_the_default_pair_is_explained() -> None:
     llm = LLM(adaptive=False)
     for params in OPTIONS:
-        asked = encode_question(llm.tokenizer, llm.engine.check_prompt, QUESTION, params, raw=False)
+        asked = encode_question(
+            llm.tokenizer, llm.engine.limits.check_prompt, QUESTION, params, raw=False
+        )
         explained = explain_all(llm, [asked], params, with_streams=True)
         explanation = explained[0].explanation
         sums, stats = explanation.sums, explanation.completion.acceptance

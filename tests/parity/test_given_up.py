@@ -14,7 +14,7 @@ from tests.parity.targets import make_dflash, make_eagle, make_target
 from tests.parity.test_eagle3 import make_model
 from tests.tiny import tiny_drafter, tiny_target
 
-NUM_SEQUENCES = lazy_context.CROWD + 1
+NUM_SEQUENCES = lazy_context.MANY_SEQUENCES + 1
 PARAMS = SamplingParams(max_tokens=3 * PAGE_SIZE, ignore_eos=True)
 PROMPTS = [[3, index, 5] for index in range(NUM_SEQUENCES)]
 IDLE_STEPS = 4 * lazy_context._ASKED_STEPS

@@ -254,7 +254,7 @@ class AsksNowAndThen(VerifyAll):
 
     num_steps = 0
 
-    def asks_free(self, num_rows: int) -> bool:
+    def asks_free(self, num_sequences: int) -> bool:
         self.num_steps += 1
         return self.num_steps % 3 == 0
 

@@ -155,7 +155,7 @@ def measure(
         for turn in range(1, 2 + len(prompt.later)):
             samples = journal.find(index, turn)
             if samples is None:
-                check = plain.engine.check_prompt
+                check = plain.engine.limits.check_prompt
                 ids = encode_prompt(plain.tokenizer, check, prompt, params, answers)
                 samples = {
                     name: decode(llms[name], ids, params) for name in in_turn(list(llms), number)

@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class Allocator:
-    """Asks a policy about the decoding rows of a step, and keeps its failures from requests.
+    """Asks a policy about the decoding rows of a step; its failures end no request.
 
-    `policy` may be replaced between steps. `takes_trees`: of the target; where it does not, the
-    first path of a tree is verified at most. An exception in the policy is counted, and that step
+    `policy` may be replaced between steps. takes_trees: whether the target verifies trees; if not,
+    the policy sees the first path of each. An exception in the policy is counted, and that step
     drafts or verifies nothing.
     """
 
@@ -26,7 +26,7 @@ class Allocator:
         self._takes_trees = takes_trees
 
     def asks_free(self, batch: Batch) -> bool:
-        """False if what needs no model is not worth being proposed in the next step."""
+        """False if nothing should be proposed without a model in this step."""
         num_decoding = sum(not row.is_prompt for row in batch)
         asks = False
         with self.failures.caught():
@@ -34,23 +34,23 @@ class Allocator:
         return asks and num_decoding > 0
 
     def limit(self, batch: Batch, free: Sequence[Proposal]) -> Batch:
-        """The batch, whose rows have room for candidates, with as many as may be worth it.
+        """The batch, with limits for what a model may propose for each row; see Policy.limit.
 
-        free: of each row what is proposed already, without a model.
+        free: what is proposed for each row already, without a model.
         """
         free = [
             self._usable(own) for own, row in zip(free, batch, strict=True) if not row.is_prompt
         ]
         decoding = [row for row in batch if not row.is_prompt]
-        num_other_rows = sum(len(row.new_ids) for row in batch if row.is_prompt)
+        num_prompt_tokens = sum(len(row.new_ids) for row in batch if row.is_prompt)
         limited: list[Row] | None = None
         with self.failures.caught():
-            limited = self.policy.limit(decoding, num_other_rows, free)
+            limited = self.policy.limit(decoding, num_prompt_tokens, free)
         rest = iter([row.limited(0) for row in decoding] if limited is None else limited)
         return [row if row.is_prompt else next(rest) for row in batch]
 
     def plan(self, batch: Batch, proposals: Sequence[Proposal]) -> ForwardPlan:
-        """The pass over a batch that verifies what is worth it of all that was proposed."""
+        """The pass over a batch that verifies those candidates that are worth it."""
         proposals = [self._usable(own) for own in proposals]
         decoding = [place for place, row in enumerate(batch) if not row.is_prompt]
         chosen = [NOTHING] * len(decoding)
@@ -73,7 +73,7 @@ class Allocator:
         kept_nodes: Sequence[Sequence[int]],
         seconds: Mapping[Phase, float],
     ) -> None:
-        """Take the outcome of a step: the path kept in each row, and where its time went."""
+        """Take the outcome of a step: the path kept in each row, and the seconds of each phase."""
         with self.failures.caught():
             outcomes = [
                 Outcome(planned.row, planned.proposal, nodes)

@@ -1,29 +1,26 @@
-"""How often is tried what seldom leads to anything. No torch."""
+"""Pauses between attempts that seldom succeed. No torch."""
 
 
 class Backoff:
-    """Attempts that lead to nothing come ever more seldom.
-
-    After the first so many steps pass, `first`, after each further one twice as many, up to `most`.
-    """
+    """Pauses that double with each attempt, from `first` steps up to `most`, until one succeeds."""
 
     def __init__(self, first: int, most: int) -> None:
         self._first, self._most = first, most
         self._pause, self._next = first, 0
 
     def is_due(self, step: int) -> bool:
-        """True if the pause behind the last attempt is over."""
+        """True if the pause after the last attempt is over."""
         return step >= self._next
 
     def attempt(self, step: int) -> None:
-        """Something was tried in this step."""
+        """An attempt is made in this step; a pause begins, and the next one will be longer."""
         self._next = step + self._pause
         self._pause = min(2 * self._pause, self._most)
 
     def succeed(self) -> None:
-        """It led to something: the next pause is a short one."""
+        """The attempt succeeded: the next pause is the shortest again."""
         self._pause = self._first
 
     def wait_until(self, step: int) -> None:
-        """The pause lasts until then at least."""
+        """Make the pause last until this step at least."""
         self._next = max(self._next, step)

@@ -23,7 +23,7 @@ _LEAST_SURE = 1 - _SUREST
 _SCALE_VARIANCE, _BIAS_VARIANCE, _OFFSET_VARIANCE = 0.05, 1.0, 0.3
 """How far scale, bias and a request's offset may be from 1, 0 and 0, before anything is known."""
 _LARGEST_CHANGE = 1.0
-"""One verdict moves the logit of what it was about by at most so much."""
+"""One verdict moves the corrected logit of its node by at most so much."""
 _SMALLEST_SCALE, _LARGEST_SCALE = 0.1, 4.0
 _LARGEST_BIAS = 8.0
 _LARGEST_OFFSET = 2.0
@@ -32,16 +32,18 @@ _KEPT_OF_REQUEST = 1 - 1 / 128
 """What is left of the weight of earlier verdicts with each new one."""
 
 Key = tuple[str, int, bool]
+"""Of a line: the source of a node, its depth, and whether the request is sampled."""
 
 
 class Line:
     """A logistic line, learned verdict by verdict (an extended Kalman filter of two numbers)."""
 
-    __slots__ = ("_both", "_of_bias", "_of_scale", "bias", "scale")
+    __slots__ = ("_bias_variance", "_covariance", "_scale_variance", "bias", "scale")
 
     def __init__(self) -> None:
         self.scale, self.bias = 1.0, 0.0
-        self._of_scale, self._both, self._of_bias = _SCALE_VARIANCE, 0.0, _BIAS_VARIANCE
+        self._scale_variance, self._bias_variance = _SCALE_VARIANCE, _BIAS_VARIANCE
+        self._covariance = 0.0
 
     def at(self, belief: float) -> float:
         """The corrected logit of a logit."""
@@ -49,36 +51,37 @@ class Line:
 
     def record(self, belief: float, kept: bool, chance: float) -> None:
         """Learn from one verdict about a node that was believed to be kept with `chance`."""
-        to_scale = self._of_scale * belief + self._both
-        to_bias = self._both * belief + self._of_bias
-        spread = to_scale * belief + to_bias
+        # The covariances of scale and bias with the corrected logit, and its variance.
+        of_scale = self._scale_variance * belief + self._covariance
+        of_bias = self._covariance * belief + self._bias_variance
+        variance = of_scale * belief + of_bias
         weight = chance * (1 - chance)
-        change = (kept - chance) / (1 + weight * spread)
-        change = min(max(change, -_LARGEST_CHANGE / spread), _LARGEST_CHANGE / spread)
-        self.scale += to_scale * change
-        self.bias += to_bias * change
+        change = (kept - chance) / (1 + weight * variance)
+        change = min(max(change, -_LARGEST_CHANGE / variance), _LARGEST_CHANGE / variance)
+        self.scale += of_scale * change
+        self.bias += of_bias * change
         self.scale = min(max(self.scale, _SMALLEST_SCALE), _LARGEST_SCALE)
         self.bias = min(max(self.bias, -_LARGEST_BIAS), _LARGEST_BIAS)
-        less = weight / (1 + weight * spread)
-        self._of_scale -= less * to_scale * to_scale
-        self._both -= less * to_scale * to_bias
-        self._of_bias -= less * to_bias * to_bias
+        less = weight / (1 + weight * variance)
+        self._scale_variance -= less * of_scale * of_scale
+        self._covariance -= less * of_scale * of_bias
+        self._bias_variance -= less * of_bias * of_bias
         self._forget()
 
     def _forget(self) -> None:
-        """Trust earlier verdicts a little less, but never less than none at all."""
+        """Trust earlier verdicts a little less: variances grow, up to those of the start."""
         grown = min(
             1 / _KEPT,
-            _SCALE_VARIANCE / max(self._of_scale, 1e-12),
-            _BIAS_VARIANCE / max(self._of_bias, 1e-12),
+            _SCALE_VARIANCE / max(self._scale_variance, 1e-12),
+            _BIAS_VARIANCE / max(self._bias_variance, 1e-12),
         )
-        self._of_scale *= grown
-        self._both *= grown
-        self._of_bias *= grown
+        self._scale_variance *= grown
+        self._covariance *= grown
+        self._bias_variance *= grown
 
 
 class Offset:
-    """By how much a request is guessed better or worse than others, as a logit."""
+    """How much better or worse a request is guessed than others: what its logits are shifted by."""
 
     __slots__ = ("_variance", "value")
 

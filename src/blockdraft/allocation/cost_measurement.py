@@ -24,17 +24,19 @@ from blockdraft.speculate.drafters.base import Drafter
 FORWARD_ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 48)
 PLAIN_SEQUENCES = (1, 2, 4, 8)
 DRAFT_SEQUENCES = (1, 2, 8)
-"""Two seconds on two cores; what is beyond is extrapolated, and then learned."""
+"""The sizes that are timed, which takes two seconds on two cores. Costs of other sizes are
+interpolated or extrapolated, and then learned."""
 NUM_BRANCHES = 15
-"""Of a tree, one node each."""
+"""Of the tree that is timed, one node each."""
 NUM_KEYS = 256
-"""Of the context behind which keys and branches are measured; fewer if the target takes fewer."""
+"""Tokens of the context behind which keys and branches are timed; fewer if the target takes fewer.
+"""
 FEWEST_KEYS = 32
-"""What fewer add is lost in the noise."""
+"""With fewer, what keys add is lost in the noise, and taken to be nothing."""
 MOST_BUSY = 0.1
-"""Of the cores, by others, while costs are measured that serve every later start."""
+"""The share of the cores that other programs may keep busy for costs to serve every later start."""
 _KEYS = range(-100, -100 + max(PLAIN_SEQUENCES))
-"""Those of the engine are not negative."""
+"""Keys of the sequences that are timed; those of the engine are not negative."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ def _measure(target: Target, drafter: Drafter) -> list[Any]:
         _opened(target, drafter, others),
     ):
         rows = [_drafting_row(sequence, drafter) for sequence in sequences]
-        # Of a sequence that has drafted all rows but one; the logits of all are computed.
+        # One sequence whose rows are all candidates but one; the logits of all are computed.
         long_row = Row(longest, [0], 0)
         plain = [PlannedRow(row) for row in rows]
         output = target.forward(ForwardPlan(plain))
@@ -129,7 +131,7 @@ def _drafting_row(sequence: Sequence, drafter: Drafter) -> Row:
 def _runs() -> Iterator[tuple[_Part, int]]:
     """All that is timed, in the order of a round.
 
-    Plain steps follow each other, while forwards and drafts take turns, as in decoding: weights
+    Plain steps follow each other. Forwards and drafts take turns, as in decoding, because weights
     that were read last are read faster.
     """
     for num in PLAIN_SEQUENCES:
@@ -179,7 +181,7 @@ def _context_costs(target: Target, drafter: Drafter) -> tuple[KeyCosts, list[tup
         branch=near_branch,
         branch_key=max(0.0, far_branch - near_branch) / num_keys,
     )
-    # In proportion; what few tokens take beyond that is learned in the first steps.
+    # Taken to be proportional; that few tokens take longer is learned in the first steps.
     return costs, [(1, project / num_keys), (num_keys, project)] if project > 0 else []
 
 

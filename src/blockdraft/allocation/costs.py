@@ -15,13 +15,14 @@ _LARGEST_SURPRISE = 0.25
 _LEVEL_GAIN = 0.04
 """Share of a surprise by which all costs of a curve move: a busier machine, longer contexts."""
 _FIRST_PLAIN = 8
-"""From so many plain steps is learned what the measurement at load left out."""
+"""Plain steps from which is learned, quickly, what the measurement at load left out."""
 _SLOWDOWN_GAIN, _MOST_SLOWER = 0.25, 4.0
-"""Share, of the logarithm, by which all costs follow what slows target and drafter alike."""
+"""Where target and drafter become slower together, all costs follow by this power of how much; one
+measurement counts as at most _MOST_SLOWER times slower."""
 _LEAST_SLOWER = 1.2
-"""What slows both by less may be noise, or costs that were measured wrongly."""
+"""If both are slower by less, it may be noise, or costs may have been measured wrongly."""
 _SMALLEST_WEIGHT = 4.0
-"""Measurements that a knot's cost counts for when it is calibrated, or has not been met lately."""
+"""The cost at a knot counts as so many measurements at first, and when none was near it lately."""
 _KEPT_WEIGHT = 1 - 1 / 64
 """What is left of a knot's weight after another measurement of the curve."""
 
@@ -240,9 +241,9 @@ def _place(size: float) -> tuple[int, float]:
 
 
 def _shares(size: float, above: float | None) -> list[tuple[int, float]]:
-    """The knots around a size, and how much each says of it; what it says of `above` is taken off.
+    """The knots around a size and their shares in its cost, less their shares in that of `above`.
 
-    So whatever is learned moves the difference of the two sizes the same way.
+    So what is learned at a size moves the difference of the two costs the same way.
     """
     left, share = _place(size)
     if above is None:
@@ -260,7 +261,7 @@ def _continued(
     forward_points: list[tuple[int, float]],
     forward: CostCurve,
 ) -> list[tuple[int, float]]:
-    """Plain steps of more sequences than were measured take as much more as rows of one do."""
+    """`plain_points` and more: beyond them, a sequence adds as much as another row of one does."""
     last, seconds = plain_points[-1]
     beyond = [(num, of_rows) for num, of_rows in forward_points if num > last]
     return [*plain_points, *((num, seconds + more - forward.at(last)) for num, more in beyond)]

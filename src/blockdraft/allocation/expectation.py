@@ -1,4 +1,4 @@
-"""What a proposal is expected to hold before it is made, learned from earlier ones. No torch."""
+"""What a model's next proposal is expected to hold, learned from earlier ones. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,23 +7,26 @@ from itertools import accumulate
 from blockdraft.core.sequence import Row
 
 _FIRST_RATE = 0.6
-"""What is believed of each further token of a drafter that was never tried: enough to try it."""
+"""The chance of each further token of a drafter that was never tried: enough to try it."""
 _MEMORY_OF_ALL, _MEMORY_OF_REQUEST = 32.0, 6.0
-"""Proposals that an expectation remembers, of all requests and of one."""
+"""Proposals that a mean is over, about: of all requests, and of one."""
 _START_WEIGHT = 1.0
-"""Proposals that the first belief counts for."""
+"""The first belief counts as so many proposals."""
 _FORGOTTEN_STEPS = 256
-"""A sequence that drafted nothing for so long is believed to be like all the others."""
+"""After so many steps without a draft, a sequence is expected to be like all others."""
 _TRUST_WEIGHT = 16.0
+"""The first trust counts as so many predicted tokens."""
 _TRUST_KEPT = 1 - 1 / 512
+"""With each step the weight of earlier ones shrinks to this share."""
 _LEAST_TRUST, _MOST_TRUST = 0.25, 1.5
 
 
 class Expectation:
-    """Candidates of a proposal in the order in which they are taken: of each its mean probability.
+    """What the candidates of a proposal are like on average, in the order in which they are taken.
 
-    gains: [max_nodes], never rising. branches: [max_nodes] mean share of branches among them.
-    survival: [max_depth] of the first path, how likely each depth is reached.
+    gains: [max_nodes] the probability that each is kept, never rising. branches: [max_nodes] the
+    share of proposals in which it begins a branch. survival: [max_depth] the probability that the
+    first path is kept to each depth.
     """
 
     def __init__(self, max_nodes: int, max_depth: int, memory: float = _MEMORY_OF_ALL) -> None:
@@ -33,7 +36,7 @@ class Expectation:
         self.survival = _first_beliefs(max_depth)
 
     def of_request(self) -> "Expectation":
-        """The same belief, ready to be changed by what one request brings."""
+        """The same values, to be changed from now on by the proposals of one request."""
         expectation = Expectation(len(self.gains), len(self.survival), _MEMORY_OF_REQUEST)
         expectation.gains, expectation.branches = self.gains, self.branches
         expectation.survival = self.survival
@@ -44,7 +47,8 @@ class Expectation:
     ) -> None:
         """Learn from one proposal, which may be smaller: its candidates, and its first path.
 
-        Depths that it does not reach stay what they were, but none is likelier than those before.
+        Depths beyond its first path keep their probability, or get that of the depth before if that
+        has become lower.
         """
         self._weight = min(self._weight + 1, self._memory)
         nothing = [0.0] * len(self.gains)
@@ -54,14 +58,14 @@ class Expectation:
         self.survival = list(accumulate(survival, min))
 
     def _moved(self, old: list[float], new: Sequence[float], rest: Sequence[float]) -> list[float]:
-        """rest: what is new where `new` has no more."""
+        """Values moved towards `new`, and behind its end towards `rest`."""
         values = [*new, *rest[len(new) :]]
         return [own + (one - own) / self._weight for own, one in zip(old, values, strict=False)]
 
 
 @dataclass(slots=True)
 class _Known:
-    """One sequence: what its proposals hold, and the step of its last one."""
+    """Of one sequence: what its proposals are like, and the step of the last one."""
 
     expectation: Expectation
     drafted_at: int
@@ -71,7 +75,7 @@ class Expectations:
     """What is expected of each sequence that drafts, and of all sampled or greedy ones together.
 
     max_nodes, max_depth: the most candidates that are proposed for a sequence, and on its longest
-    path. Steps are counted by whoever asks.
+    path. The caller counts the steps.
     """
 
     def __init__(self, max_nodes: int, max_depth: int) -> None:
@@ -80,7 +84,7 @@ class Expectations:
         self._known: dict[int, _Known] = {}
 
     def of(self, row: Row, step: int) -> Expectation:
-        """Of this sequence, or of all that are alike where too little is known of it."""
+        """Of this sequence; of all greedy or sampled ones if it has not drafted lately."""
         known = self._known.get(row.sequence.key)
         if known is None or step - known.drafted_at > _FORGOTTEN_STEPS:
             return self._for_all(row)
@@ -124,10 +128,10 @@ def _first_beliefs(num: int) -> list[float]:
 
 
 class Trust:
-    """By what share predictions come true, by the number of sequences that share a step.
+    """The share of predicted tokens that is really kept, by the number of sequences in a step.
 
-    Who takes the best of many predictions overestimates it, and the more of them there are, the
-    more. first: the share that is believed before anything came.
+    The best of many predictions is on average too high, and the more there are, the higher. first:
+    the share before anything was observed.
     """
 
     def __init__(self, first: float = 1.0) -> None:
@@ -135,20 +139,20 @@ class Trust:
         self._sums: dict[int, list[float]] = {}
 
     def __call__(self, num_sequences: int) -> float:
-        """Of the tokens that are predicted, so much is believed."""
-        predicted, came = self._sums.get(num_sequences.bit_length(), (0.0, 0.0))
-        trust = (came + self._first * _TRUST_WEIGHT) / (predicted + _TRUST_WEIGHT)
+        """The share of predicted tokens to believe."""
+        predicted, gained = self._sums.get(num_sequences.bit_length(), (0.0, 0.0))
+        trust = (gained + self._first * _TRUST_WEIGHT) / (predicted + _TRUST_WEIGHT)
         return min(max(trust, _LEAST_TRUST), _MOST_TRUST)
 
-    def record(self, num_sequences: int, predicted: float, came: float) -> None:
-        """Take the tokens that one step was predicted to gain, and those that it did."""
+    def record(self, num_sequences: int, predicted: float, gained: float) -> None:
+        """Take the tokens that one step was predicted to gain, and those that it has gained."""
         sums = self._sums.setdefault(num_sequences.bit_length(), [0.0, 0.0])
         sums[0] = sums[0] * _TRUST_KEPT + predicted
-        sums[1] = sums[1] * _TRUST_KEPT + came
+        sums[1] = sums[1] * _TRUST_KEPT + gained
 
     def fade(self, num_sequences: int) -> None:
-        """A step has used no prediction.
+        """No prediction was used in a step: trust moves back a little to where it began.
 
-        What is not believed is not used, and so would never be found to be right again.
+        Predictions that are not believed are not used, so they could never turn out right again.
         """
         self.record(num_sequences, 0.0, 0.0)

@@ -1,31 +1,32 @@
-"""Whether it pays to propose without a model. No torch.
+"""Whether it pays to propose candidates without a model. No torch.
 
-No model runs, yet it takes time for each sequence of a step: looking up, noise, merging. Where many
-sequences share a step, or a text is never guessed, that may be more than it saves.
+No model runs, yet each sequence of a step takes time: for lookups, noise and merging. Where many
+sequences share a step, or the guesses are always wrong, that may be more than they save.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
 _MEMORY = 32.0
-"""Steps that are remembered."""
+"""Means are over about so many steps."""
 _FIRST_WORTH = 2.0
-"""Before anything is known it is believed to save so many times what it takes."""
+"""Before anything is known, proposals are taken to save so many times the seconds they take."""
 _SELDOM, _MOST_SELDOM = 8, 32
-"""Where it does not pay, one step of so many asks, since texts change; of twice as many each time
-that it saves less than it takes once more."""
+"""Where proposing does not pay, one step in _SELDOM does it all the same, since texts change. Each
+time that it still does not pay, twice as many steps pass, up to _MOST_SELDOM."""
 _SHARE, _LONGEST_PAUSE = 1 / 200, 128
-"""Nor does asking in vain take more of the time than this, as it would in a crowd, where it takes
-long; but one step of so many asks in any case."""
+"""Nor does proposing in vain take more than this share of the time, as it would with many
+sequences, where it takes long. But at least one step in _LONGEST_PAUSE does it."""
 _OUTLIER = 4.0
-"""Asking counts as at most so many plain steps: a machine that stood still tells nothing."""
+"""Proposing counts as at most so many plain steps: a stall of the machine tells nothing."""
 
 
 @dataclass(slots=True)
 class _Balance:
-    """Seconds a step. num_since: steps that have not asked since the last that did.
+    """Mean seconds a step: what proposals saved, and what they took.
 
-    pause: that one step of so many asks, where it does not pay.
+    num_since: steps since the last one with proposals. pause: where proposing does not pay, one
+    step of so many does it.
     """
 
     saved: float
@@ -39,13 +40,13 @@ class _Balance:
 
 
 class FreeWorth:
-    """What free proposals saved and took, by the number of sequences that share a step."""
+    """What free proposals saved and took, by the number of sequences in a step."""
 
     def __init__(self) -> None:
         self._balances: dict[int, _Balance] = {}
 
     def asks(self, num_sequences: int) -> bool:
-        """True if the next step of so many is to be proposed for; asked once a step."""
+        """True if free drafters are to propose in the next step; to be called once a step."""
         balance = self._balances.get(num_sequences.bit_length())
         if balance is None or balance.pays:
             return True
@@ -53,9 +54,9 @@ class FreeWorth:
         return balance.num_since >= balance.pause
 
     def record(self, num_sequences: int, saved: float, took: float, plain: float) -> None:
-        """Take the seconds that candidates were expected to save, and those of proposing them.
+        """Take the seconds that candidates were expected to save, and those that they took.
 
-        plain: of a step that drafts nothing.
+        plain: seconds of a step that drafts nothing.
         """
         key, took = num_sequences.bit_length(), min(took, _OUTLIER * plain)
         balance = self._balances.setdefault(key, _Balance(_FIRST_WORTH * took, took))

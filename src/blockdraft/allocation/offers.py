@@ -11,18 +11,20 @@ from blockdraft.allocation.prices import StepPrices
 from blockdraft.core.sequence import Row
 
 _WORTH_STEPS = 16
-"""Steps that the features of a prompt are worth being projected for."""
+"""What it takes to project the features of a long text is spread over so many steps of drafting."""
 _STEP_TOKENS = 4
-"""Features that one step leaves to be projected."""
+"""Tokens that a step usually commits, whose features the next draft projects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Rows that may draft. loss: what the step is expected to cost beyond its tokens' plain worth.
+    """What a step is expected to cost and to bring if a model drafts for some sequences.
 
-    depth: of the drafts. num_slots: of each draft forward. draft: seconds of all of them. rate: of
-    tokens, where features that waited for long are paid in several steps. predicted: candidates
-    that are kept, if all of the prediction is believed. tokens: that the step is expected to give.
+    keys: of these sequences. depth: of the drafts. num_slots: of each draft forward. num_lagging:
+    tokens whose features are projected before. draft: seconds of all draft forwards. drafting: the
+    same with the projection. rate: tokens per second, if the projection of a long text is paid over
+    several steps. predicted: candidates that are kept, if the whole prediction is believed. loss:
+    seconds beyond those that plain decoding takes for as many tokens. tokens: of the step.
     """
 
     keys: list[int]
@@ -38,11 +40,11 @@ class Offer:
 
 
 class Offers:
-    """Makes offers for one step; what it has looked up of a sequence it keeps.
+    """Makes offers for one step, and remembers what it has found of each sequence.
 
-    expectation, lag: what the model is expected to propose for a row, and the tokens whose features
-    it would have to project before. free: what is known without it, by key. trust: of what is
-    predicted, so much is believed. least_rate: tokens per second without the model.
+    expectation: what the model is expected to propose for a row. lag: tokens whose features it
+    would have to project before. free: what is known without the model, by key. trust: the share
+    of the predicted tokens that is believed. least_rate: tokens per second without the model.
     """
 
     def __init__(
@@ -67,15 +69,15 @@ class Offers:
         drafting = {row.sequence.key for row in rows}
         gained = sum(sum(own.gains) for key, own in self._free.items() if key not in drafting)
         gained += sum(sum(self._with_model(row)[0]) for row in rows)
-        tokens = self._prices.num + self._trust * gained
+        tokens = self._prices.num_sequences + self._trust * gained
         draft = self._costs.draft(*self._costs.draft_forwards(len(rows), 1))
         return tokens > self._least_rate * (self._prices.plain_seconds + draft)
 
     def of(self, rows: Sequence[Row], *, least: int = 0, whole: bool = False) -> Offer:
-        """The model drafts for these rows, and the best of all proposals is verified.
+        """The model drafts for these rows, and the best candidates of all rows are verified.
 
-        least: candidates that are verified in any case. whole: blocks are as deep as they may be,
-        and not only as deep as is usually verified.
+        least: so many candidates are verified in any case. whole: drafts are as deep as the rows
+        allow, not only as deep as is usually verified.
         """
         prices = self._prices
         drafting = {row.sequence.key for row in rows}
@@ -109,7 +111,7 @@ class Offers:
             draft=draft,
             drafting=draft + project,
             rate=price.rate,
-            predicted=(price.tokens - prices.num) / self._trust,
+            predicted=(price.tokens - prices.num_sequences) / self._trust,
             loss=draft + project + price.forward - prices.plain_worth(price.tokens),
             tokens=price.tokens,
         )

@@ -9,7 +9,7 @@ from blockdraft.core.recorder import Phase
 from blockdraft.core.sequence import Row
 
 DEFAULT_NUM_DRAFT_TOKENS = 15
-"""The most candidates of a sequence where as many are verified as pay."""
+"""The most candidates of a sequence, unless told otherwise, where as many are verified as pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +22,21 @@ class Outcome:
 
 
 class Policy(Protocol):
-    """Is asked three times in a step about its decoding rows, and told what came of it.
+    """Is asked three questions in a step about its decoding rows, and told what came of it.
 
-    The same history gives the same answers.
+    The same history gives the same answers. "Free" is what is proposed without running a model.
     """
 
-    def asks_free(self, num_rows: int) -> bool:
-        """False if what needs no model is not worth being proposed for so many rows."""
+    def asks_free(self, num_sequences: int) -> bool:
+        """False if free proposals for so many decoding sequences take longer than they save."""
         ...
 
     def limit(
-        self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
+        self, rows: Sequence[Row], num_prompt_tokens: int, free: Sequence[Proposal]
     ) -> list[Row]:
-        """The rows with as many candidates, on paths as deep, as a model is to propose at most.
+        """The rows, each with limits for what a model may propose: candidates, and their depth.
 
-        num_other_rows: rows of prompts in the same forward. free: of each row what is proposed
+        num_prompt_tokens: of prompts in the same forward. free: what is proposed for each row
         already, without a model.
         """
         ...
@@ -57,12 +57,12 @@ class Policy(Protocol):
 class VerifyAll:
     """Drafts and verifies as much as the requests allow, and learns nothing."""
 
-    def asks_free(self, num_rows: int) -> bool:
+    def asks_free(self, num_sequences: int) -> bool:
         """See `Policy`."""
         return True
 
     def limit(
-        self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
+        self, rows: Sequence[Row], num_prompt_tokens: int, free: Sequence[Proposal]
     ) -> list[Row]:
         """See `Policy`."""
         return list(rows)

@@ -257,7 +257,7 @@ def encode_prompts(
     llm: LLM, prompts: Sequence[BenchPrompt], params: SamplingParams
 ) -> list[list[int]]:
     """Of a loaded model; see `encode_prompt`."""
-    check = llm.engine.check_prompt
+    check = llm.engine.limits.check_prompt
     return [encode_prompt(llm.tokenizer, check, prompt, params) for prompt in prompts]
 
 

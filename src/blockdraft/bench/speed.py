@@ -121,7 +121,7 @@ class SpeedBench:
     def _encode(
         self, prompt: BenchPrompt, params: SamplingParams, answers: Sequence[str]
     ) -> list[int]:
-        check = self.llm.engine.check_prompt
+        check = self.llm.engine.limits.check_prompt
         return encode_prompt(self.llm.tokenizer, check, prompt, params, answers)
 
     def _ways(self, config: SpeedConfig) -> dict[str, Decode]:

@@ -88,7 +88,7 @@ def explain(
         return [encode_question(tokenizer, check, one, params, raw=raw) for one in questions]
 
     llm = options.load_llm(config, lambda outline: encode(outline.tokenizer, outline.check))
-    asked = encode(llm.tokenizer, llm.engine.check_prompt)
+    asked = encode(llm.tokenizer, llm.engine.limits.check_prompt)
     explained = _explain(llm, asked, params, with_streams=stream)
     stall_limit = None if stall_ms is None else stall_ms / 1000
     _publish(llm, explained, params, stall_limit, html, as_json)

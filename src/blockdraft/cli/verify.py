@@ -96,7 +96,7 @@ def _describe(llm: "LLM", receipt: Receipt, audit: "Audit") -> dict[str, Any]:
 
 
 def _text_of(llm: "LLM", token_id: int | None) -> str | None:
-    if token_id is None or not llm.engine.is_token(token_id):
+    if token_id is None or not llm.engine.limits.is_token(token_id):
         return None
     return llm.tokenizer.decode_all([token_id])
 

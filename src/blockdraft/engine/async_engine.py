@@ -24,16 +24,18 @@ from blockdraft.text.grammar import CompiledGrammar
 
 _MAX_FAILURES = 3
 """A step that fails is tried again; so many failures in a row end the loop."""
-_FIRST_SECONDS = 5.0
-_SECONDS_WEIGHT = 0.1
+_FIRST_SECONDS, _SECONDS_WEIGHT = 5.0, 0.1
+"""The mean duration of a sample before one has ended, and the weight of each that ends, in the
+moving mean."""
 _LONGEST_RETRY = 60
+"""Seconds: the most that a refused client is told to wait."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """One sample of a stream on its way: waiting without a key, running with one."""
+    """One sample of a stream: it waits while `key` is None, and then runs under that key."""
 
     stream: "Stream"
     job: Job
@@ -132,7 +134,7 @@ class AsyncEngine:
         self._is_stopping = False
         self._death: str | None = None
         self.on_death: Callable[[str], None] | None = None
-        """Is told, in the engine's thread, why it has ended by a failure, after all streams."""
+        """Called in the engine's thread if a failure ends it, after all streams were told why."""
         # Of the event loop.
         self._num_held = 0
         # Of the thread.
@@ -162,8 +164,8 @@ class AsyncEngine:
 
     @property
     def max_tokens(self) -> int:
-        """See Engine.max_tokens."""
-        return self._engine.max_tokens
+        """See RequestLimits.max_tokens."""
+        return self._engine.limits.max_tokens
 
     @property
     def max_running(self) -> int:
@@ -171,8 +173,8 @@ class AsyncEngine:
         return self._engine.scheduler.max_running
 
     def check_ids(self, param: str, token_ids: Sequence[int]) -> None:
-        """See Engine.check_ids."""
-        self._engine.check_ids(param, token_ids)
+        """See RequestLimits.check_ids."""
+        self._engine.limits.check_ids(param, token_ids)
 
     def prediction_ids(self, prediction: str) -> tuple[int, ...]:
         """See Samples.prediction_ids; it takes as long as for a prompt, in any thread."""
@@ -199,12 +201,12 @@ class AsyncEngine:
 
     @contextmanager
     def hold(self, num: int) -> Iterator[None]:
-        """Keep room for so many samples while their request is prepared; then submit it at once.
+        """Reserve room for so many samples while their request is prepared; then submit it at once.
 
         To be called in the event loop.
 
         Raises:
-            Overloaded: there is none, so there is no sense in preparing the request.
+            Overloaded: there is no room, so the request need not be prepared.
             EngineDead: the engine has ended.
         """
         self._check_room(num)
@@ -300,7 +302,7 @@ class AsyncEngine:
     def _admit(self, ticket: _Ticket) -> None:
         try:
             key = self._samples.add(ticket.job, ticket.sample_index, added_at=ticket.added_at)
-        except Exception as error:  # whatever is wrong with a request is its own affair
+        except Exception as error:  # it ends this request, and no other
             logger.exception("a sample could not be started")
             ticket.stream._deliver(error)
             with self._changed:
@@ -310,7 +312,7 @@ class AsyncEngine:
         self._running[key] = ticket
 
     def _drop(self, ticket: _Ticket) -> None:
-        """Forget a running ticket; one that has ended meanwhile is no more there."""
+        """Forget a running ticket, unless it has ended meanwhile."""
         if ticket.key is not None and self._running.pop(ticket.key, None) is not None:
             self._forget(ticket.key)
             self._queue.release(ticket)
@@ -320,7 +322,7 @@ class AsyncEngine:
             return
         try:
             outputs = self._samples.step()
-        # Whatever it is may pass, such as memory that was short; what stays ends the loop.
+        # A failure may be temporary, such as a lack of memory. One that stays ends the loop.
         except Exception:
             self._num_failures += 1
             if self._num_failures == _MAX_FAILURES:
@@ -341,7 +343,7 @@ class AsyncEngine:
         ticket = self._running[key]
         try:
             chunk = self._samples.take_chunk(key)
-        except Exception as error:  # the affair of this sample alone
+        except Exception as error:  # it ends this sample, and no other
             logger.exception("a sample could not be handed out")
             with self._changed:
                 self._drop(ticket)
@@ -402,7 +404,7 @@ class AsyncEngine:
         self._running.clear()
 
     def _forget(self, key: int) -> None:
-        """After a failure anything may be broken, and one sample must not end the others."""
+        """Drop a sample; if that fails, the others go on."""
         try:
             self._samples.drop(key)
         except Exception:

@@ -34,9 +34,10 @@ Verdict = Literal["genuine", "altered", "cannot tell"]
 What = Literal["token", "end", "text"]
 
 _FORCED = SamplingParams(logprobs=0, prompt_logprobs=True, num_draft_tokens=0)
-"""A sequence with these is one long prompt, and has logits at all of its positions."""
+"""Parameters of the audited tokens: one long prompt, with logits at all of its positions."""
 _OF_TEXT = {"weights", "tokenizer", "environment"}
-"""What ends and texts depend on, once the tokens are given; the weights' hash has the end ids."""
+"""The parts of an environment that the end and the text of given tokens depend on. Which tokens end
+an answer is covered by the hash of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Audit:
 
     @property
     def verdict(self) -> Verdict:
-        """Nobody is accused of what another machine may explain."""
+        """ "altered" only where no difference between the machines can explain the finding."""
         if self.finding is None:
             return "genuine"
         reasons = {change.name for change in self.changes}
@@ -137,10 +138,10 @@ def _changes(then: Environment, now: Environment) -> Iterator[Change]:
 def _first_finding(samples: Samples, receipt: Receipt) -> Finding | None:
     engine, params, output = samples.engine, receipt.params, receipt.token_ids
     # Room is needed for what was answered, not for what could have been.
-    engine.check_prompt(
+    engine.limits.check_prompt(
         receipt.prompt_token_ids, replace(params, max_tokens=max(1, len(output)), min_tokens=0)
     )
-    engine.check_min_tokens(params, samples.tokenizer.eos_ids)
+    engine.limits.check_min_tokens(params, samples.tokenizer.eos_ids)
     sequence, text = _sequence(samples, receipt)
     place = 0
     with closing(_forced_logits(engine, receipt)) as chunks:
@@ -175,13 +176,14 @@ def _sequence(samples: Samples, receipt: Receipt) -> tuple[Sequence, Detokenizer
 def _forced_logits(engine: Engine, receipt: Receipt) -> Generator[Tensor, None, None]:
     """The logits [rows, V] that choose the output tokens, some of them at a time, in order.
 
-    No further than the first output id that is no token. Nothing is taken over from the prefix
-    cache: all is computed anew.
+    They end at the first output id that is no token. Nothing is taken over from the prefix cache:
+    all is computed anew.
     """
     target, num_prompt = engine.target, len(receipt.prompt_token_ids)
     output = list(receipt.token_ids)
-    num_tokens = next((i for i, one in enumerate(output) if not engine.is_token(one)), len(output))
-    # The last token is chosen, and never run.
+    is_token = engine.limits.is_token
+    num_tokens = next((i for i, one in enumerate(output) if not is_token(one)), len(output))
+    # The last token is chosen, but no forward has it as input.
     ids = [*receipt.prompt_token_ids, *output[:num_tokens]]
     ids = ids if num_tokens < len(output) else ids[: max(num_prompt, len(ids) - 1)]
     # As long as the answer could have become: a rotation may depend on it.
@@ -248,7 +250,7 @@ def _wrong_token(
     position = sequence.num_output
     if choice is None:
         return Finding("token", position, "no token can stand there", found)
-    if not engine.is_token(found):
+    if not engine.limits.is_token(found):
         why = f"it is outside the vocabulary of {engine.target.vocab_size}"
         return Finding("token", position, why, found, choice)
     margin = margin_of(logits, sequence, found)

@@ -1,4 +1,4 @@
-"""What a user gets back of a generation."""
+"""What a user gets back from a generation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,9 +1,9 @@
-"""The loop. Knows token ids only."""
+"""The loop that advances sequences step by step. It knows token ids, and no text."""
 
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from time import perf_counter
 
@@ -17,10 +17,11 @@ from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Recorded
-from blockdraft.core.request import SamplingParams, check_length
+from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.core.thinking import ThinkingLimit
 from blockdraft.engine.failures import is_out_of_memory
+from blockdraft.engine.limits import RequestLimits
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
 from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
@@ -44,9 +45,9 @@ _KEYS = itertools.count()
 class Engine:
     """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
 
-    `free_drafters` run no model, and propose beside `drafter`.
-    All candidates are verified that are allowed, until it is told otherwise. `timer` tells where
-    the time of a step goes, and what was computed in it; it and `observer` may be set between
+    `free_drafters` run no model, and propose beside `drafter`. All candidates that are allowed are
+    verified, until it is told otherwise. `limits` say what a request may ask for. `timer` measures
+    where the time of a step goes, and what is computed in it; it and `observer` may be set between
     steps.
     """
 
@@ -61,6 +62,7 @@ class Engine:
     ) -> None:
         self.target = target
         self.proposer = Proposer(drafter, target.vocab_size, free_drafters)
+        self.limits = RequestLimits(target, self.proposer)
         self.timer = PhaseTimer(measures=False)
         self.observer: Observer | None = None
         self.failures = FailureLog("the record of a step failed; its tokens are kept", logger)
@@ -81,12 +83,12 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """Of those that the proposer asks, the one that may run a model."""
+        """The drafter that may run a model; the others are those of the proposer."""
         return self.proposer.drafter
 
     @property
     def max_draft_depth(self) -> int:
-        """Tokens of the longest path that any of its drafters proposes by itself."""
+        """Tokens of the longest path that any drafter proposes, unless limited."""
         return max(drafter.max_nodes for drafter in self.proposer.drafters)
 
     @property
@@ -121,7 +123,7 @@ class Engine:
         depth = self._limit_depth(num_draft_tokens, draft_depth)
         most = num_draft_tokens
         num_nodes = max(depth, DEFAULT_NUM_DRAFT_TOKENS) if most is None else most
-        # A policy that asks for shorter paths gets branches for the rest.
+        # Where the policy asks for shorter paths, branches take the place of the rest.
         self._set_trees(num_nodes)
         self.allocator.policy = BestRate(
             self._costs, num_nodes, depth, self.drafter.lag, model_kind=self.drafter.kind
@@ -161,7 +163,7 @@ class Engine:
         return depth
 
     def _set_trees(self, num_nodes: int) -> None:
-        """Of so many nodes at most, 0 for chains."""
+        """Let drafters propose trees of so many nodes at most; 0 for chains."""
         self.scheduler.num_tree_nodes = num_nodes
         self.proposer.joins_trees = num_nodes > 0 and self.target.takes_trees
 
@@ -191,7 +193,7 @@ class Engine:
                 budget of thinking in `params` without what was made of it.
             ContextTooLong: prompt and max_tokens do not fit the target's context.
         """
-        self.check_prompt(prompt_ids, params)
+        self.limits.check_prompt(prompt_ids, params)
         if seed is None:
             seed = secrets.randbits(64) if params.seed is None else params.seed
         sequence = self.sequence(
@@ -238,7 +240,7 @@ class Engine:
             params=params,
             seed=seed,
             sample_index=sample_index,
-            stop_ids=params.ending_ids(frozenset(filter(self.is_token, eos_ids))),
+            stop_ids=params.ending_ids(frozenset(filter(self.limits.is_token, eos_ids))),
             token_ids=list(prompt_ids),
             num_prompt=len(prompt_ids),
             prediction_ids=tuple(prediction_ids),
@@ -248,92 +250,13 @@ class Engine:
         )
 
     def _timed(self, scan_stop: Callable[[int], bool]) -> Callable[[int], bool]:
-        """The same; it also writes the text, which is no part of the commit that calls it."""
+        """`scan_stop` in a phase of its own: it writes text, which is no part of the commit."""
 
         def scan(token_id: int) -> bool:
             with self._timer.phase("stream"):
                 return scan_stop(token_id)
 
         return scan
-
-    def check_prompt(self, prompt_ids: Ids[int], params: SamplingParams) -> None:
-        """Raise what `add` would raise."""
-        if not prompt_ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        self.check_ids(None, prompt_ids)
-        self._check_drafters(params)
-        self.check_ids("stop_token_ids", params.stop_token_ids)
-        self.check_ids("logit_bias", params.logit_bias)
-        for described, limit in self._limits().items():
-            check_length(len(prompt_ids), params, described, limit)
-
-    def _check_drafters(self, params: SamplingParams) -> None:
-        loaded = [drafter.kind for drafter in self.proposer.drafters]
-        for kind in params.drafters or ():
-            if kind not in loaded:
-                raise RequestError(
-                    f"drafters names {kind!r}, and loaded are {', '.join(loaded)}; name some of "
-                    "them, or leave drafters out",
-                    param="drafters",
-                )
-
-    def check_prediction(self, prediction_ids: Ids[int]) -> None:
-        """Refuse a prediction that cannot be one of this target's outputs.
-
-        Raises:
-            RequestError: it is longer than any output, or has a token id outside the vocabulary.
-        """
-        if len(prediction_ids) > self.max_tokens:
-            raise RequestError(
-                f"the prediction has {len(prediction_ids)} tokens, and prompt and output have room "
-                f"for {self.max_tokens}; give the part that is expected first",
-                param="prediction",
-            )
-        self.check_ids("prediction", prediction_ids)
-
-    def check_min_tokens(self, params: SamplingParams, eos_ids: frozenset[int]) -> None:
-        """Refuse a `min_tokens` that forbids every token; a sample with it would end in an error.
-
-        With a grammar it gives way.
-
-        Raises:
-            RequestError: every token ends the answer.
-        """
-        vocab_size = self.target.vocab_size
-        num_ending = sum(map(self.is_token, params.ending_ids(eos_ids)))
-        if params.min_tokens and params.grammar is None and num_ending == vocab_size:
-            raise RequestError(
-                f"min_tokens is {params.min_tokens}, and all {vocab_size} tokens of the vocabulary "
-                "end the answer; give min_tokens 0 or fewer stop_token_ids",
-                param="min_tokens",
-            )
-
-    def is_token(self, token_id: int) -> bool:
-        """True for ids of the vocabulary."""
-        return 0 <= token_id < self.target.vocab_size
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens that a prompt and its continuation may have together."""
-        return min(self._limits().values())
-
-    def _limits(self) -> dict[str, int]:
-        context, memory = self.target.max_context, self.target.memory.num_tokens
-        return {f"the context of {context}": context, f"the K/V memory of {memory}": memory}
-
-    def check_ids(self, param: str | None, token_ids: Iterable[int]) -> None:
-        """Refuse token ids outside the vocabulary.
-
-        Raises:
-            RequestError: names the first of them, and `param`.
-        """
-        wrong = [i for i in token_ids if not self.is_token(i)]
-        if wrong:
-            raise RequestError(
-                f"token id {wrong[0]} is outside the vocabulary; give ids from 0 to "
-                f"{self.target.vocab_size - 1}",
-                param=param,
-            )
 
     @property
     def has_work(self) -> bool:
@@ -365,7 +288,7 @@ class Engine:
                 batch = self.allocator.limit(batch, free)
             self._note_start(batch)
             if not self._fits(batch, free):
-                # Perhaps only the candidates were too many.
+                # There may be enough without candidates.
                 drafts = any(row.num_draft_tokens for row in batch)
                 batch = [row.within(0) for row in batch]
                 if not (drafts and self._fits(batch, [NOTHING] * len(batch))):
@@ -373,9 +296,10 @@ class Engine:
             return self._report()
 
     def _fits(self, batch: Batch, free: Ids[Proposal]) -> bool:
-        """Advance the rows; False, and they stay what they were, if memory does not suffice.
+        """Advance the rows; False if memory does not suffice, and then no row has changed.
 
-        Where some were committed before, they stay so, and a later step advances the others.
+        If some rows were committed before memory ran out, they stay so, and the result is True: a
+        later step advances the others.
         """
         try:
             self._advance(batch, free)
@@ -430,6 +354,7 @@ class Engine:
             self.failures.note(error)
 
     def _fail_largest(self, batch: Batch) -> None:
+        """End the request with the most tokens in the step, so that the others have room."""
         row = max(batch, key=lambda row: len(row.new_ids))
         sequence, num_tokens = row.sequence, len(row.new_ids)
         sequence.fail(
@@ -460,7 +385,7 @@ class Engine:
         return outputs
 
     def fail(self, key: int, error: str) -> None:
-        """End a sequence with an error from outside, even one that has just ended otherwise."""
+        """End a sequence with an error that others have found, even if it has just ended."""
         record = self.progress[key]
         record.sequence.fail(error)
         if record.finished_at is None:

@@ -24,7 +24,7 @@ class FairQueue(Generic[Item]):
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()
-        """By client; who got a place last is last."""
+        """By client; the client that got a place last comes last."""
         self._num_running: Counter[str] = Counter()
 
     def __len__(self) -> int:

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from blockdraft.cache.paged_kv import LayerShape, int8_page_bytes, page_bytes
-from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.cache.pages import Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.machine import give_back_memory, memory_bytes
 from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
+from blockdraft.engine.memory_plan import num_pages
 from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.kernels.backends import failed_load, passed_load
 from blockdraft.kernels.hydra_interface import HydraLayers
@@ -25,9 +25,9 @@ from blockdraft.models.layers.recurrent import copies_states, is_recurrent
 from blockdraft.models.target.exact import RowsDepend
 from blockdraft.models.target.loading import load_target_model
 from blockdraft.models.target.paged import PagedTarget
-from blockdraft.models.target.paged_support import NotPaged, layer_shapes
+from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
-from blockdraft.models.target.spread import layer_devices, spread
+from blockdraft.models.target.spread import spread
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
 from blockdraft.speculate.drafters.lookup import LookupDrafter
@@ -36,11 +36,8 @@ from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.drafters.prediction import PredictionDrafter
 
-SHARE_OF_MEMORY = 0.25
 SHARE_OF_STATES = 0.05
-"""Of the memory, for states of recurrent layers that are kept for other requests."""
-MIN_PAGES = 9
-"""Enough for the self-test, and for a short chat."""
+"""The share of the memory for states of recurrent layers that are kept for other requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,40 +57,40 @@ def load_engine(
             this machine's kernels do not give it.
     """
     key = start_key(config, target_folder, drafter_folder, dtype, device)
-    # A map depends on what is free on each device, now.
+    # Where a map puts the layers depends on what is free on each device now.
     recheck = config.recheck or config.device_map is not None
     with remembering(remembered_path(key), key, recheck=recheck) as remembered:
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
-        engine = _load_on_its_path(config, target_folder, drafter_folder, dtype, device)
+        engine = _load_in_pages_if_exact(config, target_folder, drafter_folder, dtype, device)
     give_back_memory()  # of loading, packing and testing
     return engine
 
 
 class StatesDepend(RowsDepend):
-    """A model with recurrent states did not pass the probes in pages."""
+    """A model with recurrent states failed the check in pages; one by one it may pass."""
 
 
-def _load_on_its_path(
+def _load_in_pages_if_exact(
     config: LLMConfig,
     target_folder: Path,
     drafter_folder: Path | None,
     dtype: torch.dtype,
     device: str,
 ) -> Engine:
-    """In pages; a model with recurrent states that fails its check so, one after another."""
+    """An engine in pages; if a model with recurrent states fails its check so, one by one."""
     try:
-        return _load_with_its_kernels(config, target_folder, drafter_folder, dtype, device)
+        return _load_with_kernels_if_exact(config, target_folder, drafter_folder, dtype, device)
     except StatesDepend as error:
         logger.warning("loading once more, to run sequences one after another: %s", error)
     # Nothing holds the first model any more, now that the error is forgotten.
     give_back_memory()
-    return _load_with_its_kernels(
+    return _load_with_kernels_if_exact(
         config, target_folder, drafter_folder, dtype, device, in_pages=False
     )
 
 
-def _load_with_its_kernels(
+def _load_with_kernels_if_exact(
     config: LLMConfig,
     target_folder: Path,
     drafter_folder: Path | None,
@@ -102,7 +99,7 @@ def _load_with_its_kernels(
     *,
     in_pages: bool = True,
 ) -> Engine:
-    """With the fastest kernels; if the model fails its check with them, with torch's operations."""
+    """An engine with the fastest kernels; if the check fails with them, with torch's operations."""
     try:
         return _load(config, target_folder, drafter_folder, dtype, device, in_pages=in_pages)
     except RowsDepend as error:
@@ -174,7 +171,7 @@ def _drafts_in_int8(config: LLMConfig, dtype: torch.dtype, device: str) -> bool:
 
 
 def _passes(target: PagedTarget | SequentialTarget) -> bool:
-    """True; what fails raises, and is not remembered."""
+    """True, to be remembered by `once`; a failure raises, and is not remembered."""
     try:
         target.check_row_invariance()
     except RowsDepend as error:
@@ -211,7 +208,9 @@ def make_target(
     if not in_pages:
         return _one_after_another(config, model, layer_ids, "its states fail the check in batches")
     try:
-        pages = Pages(_num_pages(config, model, checkpoint))
+        pages = Pages(
+            num_pages(config, model, 0.0 if checkpoint is None else checkpoint.page_bytes)
+        )
         return PagedTarget(
             model,
             pages,
@@ -256,9 +255,9 @@ def free_drafters(
     target: PagedTarget | SequentialTarget,
     feature_layers: tuple[int, ...],
 ) -> list[FreeDrafter]:
-    """Those that run no model but a Hydra head; a prediction is used whoever else drafts.
+    """The drafters that run no model, except a Hydra head. The first follows predictions.
 
-    feature_layers: of the target, whose outputs drafters get.
+    feature_layers: layers of the target whose outputs drafters get.
 
     Raises:
         ModelError: the drafter's table of n-grams, or its Hydra head, is damaged.
@@ -301,43 +300,3 @@ def _hydra_layers(
         )
     embedding, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
     return head.layers(weight_of(embedding), weight_of(lm_head), feature_layers)
-
-
-def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None) -> int:
-    """As many pages as the memory holds, but no more than all sequences can ever fill."""
-    shapes = layer_shapes(model)
-    sizes: dict[torch.device, float] = {model.device: 0.0}
-    for shape, device in zip(shapes, layer_devices(model, len(shapes)), strict=True):
-        sizes[device] = sizes.get(device, 0.0) + _page_bytes(config, shape, model.dtype)
-    if checkpoint is not None:
-        sizes[model.device] += checkpoint.page_bytes
-    size = sum(sizes.values())
-    max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
-    most = max(MIN_PAGES, 1 + config.max_concurrency * -(-max_context // PAGE_SIZE))
-    # Of several devices, the fullest one decides.
-    budget = min(
-        _memory_bytes(config, device) * (1 if config.memory else size / own)
-        for device, own in sizes.items()
-        if own
-    )
-    num_pages = min(most, int(budget // size))
-    if num_pages < MIN_PAGES:
-        raise ConfigError(
-            f"memory of {budget / 2**30:.3g} GiB holds {num_pages} pages of {PAGE_SIZE} tokens, "
-            f"and {MIN_PAGES} are needed; give --memory {MIN_PAGES * size / 2**30:.3g} or more"
-        )
-    return num_pages
-
-
-def _page_bytes(config: LLMConfig, shape: LayerShape, dtype: torch.dtype) -> int:
-    in_int8 = config.kv_cache_dtype == "int8"
-    return int8_page_bytes([shape]) if in_int8 else page_bytes([shape], dtype)
-
-
-def _memory_bytes(config: LLMConfig, device: torch.device) -> float:
-    if config.memory is not None:
-        return config.memory * 2**30
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return SHARE_OF_MEMORY * free
-    return SHARE_OF_MEMORY * memory_bytes()

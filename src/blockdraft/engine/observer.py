@@ -15,9 +15,10 @@ class Observer(Protocol):
     def verified(self, plan: ForwardPlan, logits: Tensor, verdicts: list[Verdict]) -> None:
         """The target has decided about a plan, and nothing of it is committed yet.
 
-        The plan has each row's candidates with their parents and sources. logits: [positions, V],
-        as in TargetOutput. A step that fails later is made again, and told
-        again.
+        A step that fails later is made again, and told again.
+
+        plan: each row's candidates, with their parents and sources. logits: [positions, V], as in
+        TargetOutput.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Twenty bundled prompts by which a pair is known: what drafting gains on each kind of them.
+"""Twenty bundled prompts that show what drafting gains with a pair, by kind of task.
 
 Measured when a drafter has been trained, and written beside its weights, so that anybody can
 measure again and compare.

@@ -13,7 +13,7 @@ from blockdraft.text.detokenizer import Detokenizer
 
 @dataclass(slots=True)
 class _Pass:
-    """See Round, whose texts are not final yet."""
+    """A `Round` whose text is not final yet."""
 
     num_tokens: int
     num_drafted: int
@@ -23,9 +23,9 @@ class _Pass:
 
 @dataclass(slots=True)
 class SampleText:
-    """What of the text of one sample has not been taken yet.
+    """The text of one sample, and what of it and its tokens nobody has taken yet.
 
-    `num_told` tokens were in the rounds that were taken, and `pieces` are the text that was.
+    pieces: the text that was taken. num_told: tokens of the rounds that were taken.
     """
 
     prompt_index: int
@@ -87,8 +87,8 @@ class SampleText:
 class SampleRecord:
     """What is known of one sample from `Engine.add` to `Engine.take`.
 
-    Times are perf_counter seconds. `text` is there if somebody reads text beside the token ids.
-    Only K/V pages and draft contexts are kept elsewhere under its key, by those who own the memory.
+    Times are perf_counter seconds. `text` is None if only token ids are read. K/V pages and draft
+    contexts are kept elsewhere, under the key of the sequence, by those who own the memory.
     """
 
     sequence: Sequence

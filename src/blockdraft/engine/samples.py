@@ -60,14 +60,15 @@ class Samples:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Refuse what cannot run, before anything is queued.
 
-        See Engine.check_prompt and check_min_tokens; RequestError also for a grammar, and for a
-        budget of thinking where the model does not think.
+        Raises:
+            RequestError: see RequestLimits; or a grammar cannot be compiled, or there is a budget
+                of thinking and the model does not think.
         """
         if params.grammar is not None:
             self.grammars.compile(params.grammar)
         self.thinking(prompt_ids, params)
-        self.engine.check_prompt(prompt_ids, params)
-        self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
+        self.engine.limits.check_prompt(prompt_ids, params)
+        self.engine.limits.check_min_tokens(params, self.tokenizer.eos_ids)
 
     def thinking(self, prompt_ids: Sequence[int], params: SamplingParams) -> ThinkingLimit | None:
         """What bounds the thinking of one sample of a request, if anything does.
@@ -90,18 +91,18 @@ class Samples:
         """The tokens of a prediction.
 
         Raises:
-            RequestError: see Engine.check_prediction; or the text is not valid Unicode.
+            RequestError: see RequestLimits.check_prediction; or the text is not valid Unicode.
         """
         if isinstance(prediction, str):
             try:
-                most = self.engine.max_tokens
+                most = self.engine.limits.max_tokens
                 prediction = self.tokenizer.encode_continuation(prediction, most=most)
             except ContextTooLong as error:
                 raise RequestError(
                     f"in the prediction {error}: give the part that is expected first",
                     param="prediction",
                 ) from error
-        self.engine.check_prediction(prediction)
+        self.engine.limits.check_prediction(prediction)
         return tuple(prediction)
 
     def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
@@ -157,7 +158,7 @@ class Samples:
         return text
 
     def _fail(self, key: int, text: SampleText, error: Exception) -> None:
-        """The text of a sample could not be written: it ends, and no other."""
+        """End a sample whose text could not be written."""
         logger.error("a text could not be written; its request ends with an error", exc_info=error)
         self.engine.fail(key, f"its text could not be written: {error!r}")
         text.is_finished = True
@@ -205,9 +206,9 @@ class Samples:
             self._forget(key)
 
     def abandon(self, keys: Iterable[int]) -> None:
-        """Forget samples as soon as nothing is under way, at once if so. Never waits.
+        """Forget samples: at once if no call is under way here, else at its end. Never waits.
 
-        For cleanups: the garbage collector runs them in any thread, in the middle of anything.
+        For finalizers, which the garbage collector runs in any thread and at any moment.
         """
         self._abandoned.extend(keys)
         self._drop_abandoned()
@@ -217,7 +218,7 @@ class Samples:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody forgets a sample meanwhile; what was abandoned inside is forgotten at the end."""
+        """No sample is forgotten meanwhile; those that were abandoned inside are at the end."""
         try:
             with self._busy:
                 yield
@@ -225,8 +226,8 @@ class Samples:
             self._drop_abandoned()
 
     def _drop_abandoned(self) -> None:
-        # Who abandons something and finds the lock taken leaves it to the holder, who looks here
-        # after letting go: so nothing stays behind, though no further step may come.
+        # If the lock is taken, its holder comes here after it has let go, and does this. So nothing
+        # stays behind, even if no further step comes.
         while self._abandoned and self._busy.acquire(blocking=False):
             try:
                 while self._abandoned:

@@ -9,13 +9,13 @@ from blockdraft.cache.memory import Memory
 from blockdraft.core.sequence import Batch, Row, Sequence
 
 MIN_CHUNK = 32
-"""Prompt tokens that a row gets at least, however many prompts share a step."""
+"""The fewest prompt tokens of a row, however many prompts share a step."""
 
 logger = logging.getLogger(__name__)
 
 
 def no_free_depth(sequence: Sequence) -> int:
-    """Nothing is proposed without a model."""
+    """The `free_depth` of a scheduler where nothing is proposed without a model."""
     return 0
 
 
@@ -27,17 +27,20 @@ def least(limit: int, *others: int | None) -> int:
 class Scheduler:
     """Continuous batching, first come, first served: each running sequence is in every step.
 
-    But for those who wait for a beginning that is being computed: others may start meanwhile.
+    There is one exception: a sequence whose first tokens another one is computing waits for them,
+    and others may start meanwhile.
 
-    Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step (but for
-    MIN_CHUNK a prompt), so that running sequences are not held up by a long prompt for more than
-    one chunk. When the memory is full the sequence that came last is preempted: `release` forgets
-    what was computed of it, it goes back to the head of the queue, and its tokens are computed
-    again later. `draft_context` says whether the drafter keeps one; what is reused must then hold
-    it. Candidates of a drafter that runs a model, which a request knows as `model_kind`, are chains
-    of at most `model_depth`, or trees of so deep paths and of at most `num_tree_nodes`, if that is
-    more than 0. `free_depth` says how deep the others may propose; their trees may have as many.
-    `num_draft_tokens` and `draft_depth` are limits for all of them, as those of a request.
+    Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step (but each
+    prompt gets MIN_CHUNK), so that a long prompt holds up running sequences for no more than one
+    chunk. When the memory is full, the sequence that came last is preempted: `release` forgets what
+    was computed of it, it goes back to the head of the queue, and its tokens are computed again
+    later. draft_context: whether the drafter keeps a context, which tokens that are reused must
+    then have.
+
+    Limits of candidates, which the engine sets: A drafter that runs a model, of the kind
+    `model_kind`, proposes paths of at most `model_depth` tokens. The others propose paths of at
+    most `free_depth(sequence)`. Both propose trees of at most `num_tree_nodes` nodes, or chains if
+    that is 0. `num_draft_tokens` and `draft_depth` bound all of them, as those of a request do.
     """
 
     def __init__(
@@ -91,10 +94,10 @@ class Scheduler:
         return [self._row(sequence, chunk) for sequence in self.running]
 
     def _make_room(self) -> None:
-        """Reserve one more page where a sequence needs it, the oldest first.
+        """Reserve one more page for each sequence that needs it, the oldest first.
 
-        The youngest is preempted as long as there is none. The oldest always fits: alone it needs
-        no more than was checked when it was added.
+        While there is no free page, the youngest is preempted. The oldest always fits: alone it
+        needs no more than was checked when it was added.
         """
         for sequence in list(self.running):
             while sequence in self.running and not self.memory.reserve(
@@ -112,15 +115,17 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting sequences while there is a place, and room for all their tokens.
 
-        One whose beginning is being computed for another waits for it instead of computing it too,
-        and those behind it go first. One without room holds up all behind it, or it might wait
-        forever. No more than `max_running` are looked at: a request may have thousands of samples.
+        A sequence whose first tokens are being computed for another waits for them instead of
+        computing them too, and those behind it may go first. A sequence without room holds up all
+        behind it; else it might wait forever. No more than `max_running` are looked at: a request
+        may have thousands of samples.
         """
         for sequence in list(islice(self.waiting, self.max_running)):
             if len(self.running) >= self.max_running:
                 return
-            self.memory.put_back(sequence.key)  # a step that was interrupted here is made again
-            # What is taken over has no logits.
+            # If the last step was interrupted here, the sequence is open already.
+            self.memory.put_back(sequence.key)
+            # Tokens that are taken over have no logits, which scoring needs.
             reusable = sequence.token_ids[:1] if sequence.is_scoring else sequence.token_ids
             num_reused = self.memory.open(
                 sequence.key,
@@ -135,7 +140,7 @@ class Scheduler:
                 self.memory.put_back(sequence.key)
                 return
             sequence.num_cached = num_reused
-            if sequence.num_output == 0:  # what it takes over later is its own
+            if sequence.num_output == 0:  # after a preemption it takes over its own tokens
                 sequence.num_reused = num_reused
             self.waiting.remove(sequence)
             self.running.append(sequence)
@@ -144,10 +149,10 @@ class Scheduler:
         return self.draft_context and sequence.may_draft
 
     def _saves_by_waiting(self, sequence: Sequence, num_reused: int) -> bool:
-        """True if a running prompt will soon leave it more than the `num_reused` tokens of now.
+        """True if a sequence could soon take over more than `num_reused` tokens of a running one.
 
-        Soon: at least half of the tokens that the running one still has to compute are shared, so
-        that a short prompt does not wait for the end of a much longer one.
+        Soon: of the tokens that the running one still has to compute, at least half are shared.
+        So a short prompt does not wait for the end of a much longer one.
         """
         with_context = self._with_context(sequence)
         for other in [] if sequence.is_scoring else self.running:

@@ -19,14 +19,12 @@ from blockdraft.measure.provenance import cpu_name, versions
 
 _PACKAGE = Path(__file__).parents[1]
 _CODE = ("**/*.py", "kernels/**/*.cpp", "kernels/**/*.h")
-_PACKAGES = (
-    *("blockdraft", "torch", "transformers", "tokenizers", "numpy", "safetensors", "triton"),
-)
+_PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy", "safetensors", "triton")
 _VARIABLES = (
     *("ATEN_", "BLOCKDRAFT_K", "BLOCKDRAFT_T", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "KMP_"),
     *("MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH", "TRITON_"),
 )
-"""Beginnings of the names of those that choose a kernel, or threads."""
+"""How the names of environment variables begin that choose kernels or threads."""
 
 
 def start_key(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import RequestError
-from blockdraft.hub.catalog import CATALOG, catalog_name
+from blockdraft.hub.catalog import CATALOG, CatalogEntry, catalog_name
 from blockdraft.models.draft.checkpoint import read_provenance
 from blockdraft.text.tokenizer import Tokenizer, thinking_options
 
@@ -21,8 +21,14 @@ def trained_thinking(drafter: str | None, folder: Path) -> str | None:
     told = target.get("thinking") if isinstance(target, dict) else None
     if told is not None:
         return str(told)
+    entry = _in_catalog(drafter, folder)
+    return None if entry is None else entry.thinking
+
+
+def _in_catalog(drafter: str | None, folder: Path) -> CatalogEntry | None:
+    """What our list says of a drafter, which is there under its name or its folder."""
     name = catalog_name(str(drafter)) or catalog_name(str(folder))
-    return CATALOG[name].thinking if name else None
+    return CATALOG[name] if name else None
 
 
 def default_thinking(tokenizer: Tokenizer) -> str:
@@ -48,9 +54,9 @@ def warn_of_other_thinking(drafter: str | None, folder: Path, tokenizer: Tokeniz
     trained = trained_thinking(drafter, folder)
     if trained not in ("on", "off") or trained == default:
         return
-    name = catalog_name(str(drafter)) or catalog_name(str(folder))
+    entry = _in_catalog(drafter, folder)
     loss = "fewer drafts will be accepted"
-    if name is not None and CATALOG[name].thinking is not None:
+    if entry is not None and entry.thinking is not None:
         loss = "its users report that less than half as many drafts are accepted then"
     logger.warning(
         "the drafter was trained with thinking %s, and the chat template has it %s by default: %s; "

@@ -97,7 +97,7 @@ def plan_cases(
             ids = encode(llm.tokenizer, prompt)
             found = [_case(llm, prompt, ids, name, config) for name in _settings_of(index, config)]
             for case in found:
-                llm.engine.check_prompt(case.prompt_ids, case.params)
+                llm.engine.limits.check_prompt(case.prompt_ids, case.params)
         except RequestError as error:
             if index >= len(corpus):
                 raise RequestError(f"prompt {prompt.id}: {error}") from error

@@ -81,10 +81,10 @@ def commit(
     target: Target,
     proposer: Proposer,
 ) -> Iterator[StepOutput]:
-    """Write each row's verdict when its output is taken: tokens, target cache, draft context.
+    """Write each row's verdict: tokens, target cache, draft context. A row is written when taken.
 
-    A row that fails is half written and ends with an error, and no other row does. An interrupt
-    ends the row that it meets too, whose output comes before it is raised again.
+    A row that fails is half written; it ends with an error, and no other row does. An interrupt
+    ends the row at hand in the same way, and is raised again behind that row's output.
     """
     for planned, verdict, features in zip(plan, verdicts, output.features, strict=True):
         num_before = len(planned.row.sequence.token_ids)
@@ -139,13 +139,13 @@ def _commit_row(
     sequence.num_scored += len(verdict.prompt_logprobs)
     target.keep(planned, nodes)
     if sequence.finish_reason != "error":
-        # The last ones too: others may reuse what is published.
+        # Also where the sequence has ended: other requests may reuse what is published.
         _tell_proposer(planned, nodes, features, proposer)
     num_cached = sequence.num_cached + len(planned.row.new_ids) + len(nodes)
     sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
     if num_kept and verdict.error is None and not sequence.has_lost_context:
-        # Not before there is a choice: keys of a prompt may be no numbers, which none would follow.
-        # And whoever takes a page over expects the draft context in it.
+        # Only once a token was chosen: keys of a prompt that are not numbers give no choice, and no
+        # other request must take them over. Nor pages without the draft context that belongs there.
         target.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
     if sequence.finish_reason is not None:
         target.close(sequence.key)

@@ -10,7 +10,7 @@ _JOINED = "+"
 
 @dataclass(slots=True)
 class _Node:
-    """A node of the common trie; `place` says in which order the nodes were found."""
+    """A node of the common trie; `place` is its index there, `parent` that of its parent."""
 
     place: int
     parent: int
@@ -21,25 +21,22 @@ class _Node:
 
 
 def merge(proposals: Sequence[Proposal], num_nodes: int) -> Proposal:
-    """All paths in one tree, of which the `num_nodes` most probable nodes stay.
+    """The `num_nodes` most probable nodes of all proposals, in one tree.
 
     A node of several proposals has the largest of their probabilities, and all their sources.
     """
-    found = [proposal for proposal in proposals if proposal]
-    if len(found) <= 1 and all(len(proposal) <= num_nodes for proposal in found):
-        return found[0] if found else NOTHING
     # A node is at least as probable as its children, and stands before those that equal it.
-    nodes = _trie(found)
+    nodes = _trie(proposals)
     best = sorted(nodes, key=lambda node: (-node.probability, node.depth, node.place))
     return _proposal(best[:num_nodes])
 
 
 def best_path(proposals: Sequence[Proposal], num_nodes: int) -> Proposal:
-    """The path, of all that the proposals hold, of which the most tokens are expected to be kept.
+    """Of all paths of the proposals, the one of which the most tokens are expected to be kept.
 
-    For targets and settings that verify chains only; at most `num_nodes` long.
+    For targets and settings that verify chains only. It has at most `num_nodes` nodes.
     """
-    nodes = _trie([proposal for proposal in proposals if proposal])
+    nodes = _trie(proposals)
     expected: list[float] = []
     for node in nodes:
         before = 0.0 if node.parent == ROOT else expected[node.parent]

@@ -1,4 +1,4 @@
-"""Asks the drafters, and keeps what goes wrong with them away from the requests."""
+"""Asks the drafters for proposals; what fails in them ends no request."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,12 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 class Proposer:
-    """Runs drafters; an exception in one drops its proposals, is counted, and ends no request.
+    """Runs drafters. An exception in one is counted, drops its proposals, and ends no request.
 
-    `drafter` may run a model; those in `free` run none, and propose first.
     What fails for a batch is done again row by row, so that only the row at fault goes without.
-    `vocab_size` is the target's: no other token may reach it. `joins_trees`: proposals of several
-    drafters become one tree; if not, the best of all their paths, and free drafters propose chains.
+
+    drafter: may run a model. free: run none, and propose first. vocab_size: of the target; drafts
+    with other tokens are dropped. `joins_trees` may be set: proposals of several drafters then
+    become one tree; unless it is set, the best of all paths is taken, and all proposals are chains.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, free: Items[FreeDrafter] = ()) -> None:
@@ -54,7 +55,7 @@ class Proposer:
             self._open_once(row)
 
     def propose_free(self, batch: Batch) -> list[Proposal]:
-        """What those propose that run no model, before it is decided who else drafts."""
+        """The proposals of free drafters, before it is decided for whom a model drafts."""
         drafting = [row for row in batch if row.num_draft_tokens]
         if not drafting:
             return [NOTHING] * len(batch)
@@ -73,12 +74,9 @@ class Proposer:
         ]
 
     def propose(self, batch: Batch, free: Items[Proposal]) -> list[Proposal]:
-        """What to verify of each row: of `free`, and of the model where it may draft.
-
-        Nothing where none may be drafted, or the drafters fail.
-        """
+        """The proposal of each row: that in `free`, joined with the model's where it may draft."""
         others = dict(zip((row.sequence.key for row in batch), free, strict=True))
-        # Asked without rows too: what must not wait any longer is caught up with then.
+        # The model is asked without rows too: it then catches up with what must not wait longer.
         rows = [row for row in batch if row.num_draft_tokens and row.num_model_tokens]
         drafted = self._ask_model(rows, others)
         return [
@@ -90,7 +88,7 @@ class Proposer:
 
     def _ask_model(self, rows: list[Row], others: Mapping[int, Proposal]) -> dict[int, Proposal]:
         """The model's proposals by key."""
-        # Only where others propose too must the model's guesses be weighed against theirs.
+        # Rates are needed only where the model's proposals are compared with those of others.
         contested = {row.sequence.key for row in rows if self.free_depth(row.sequence)}
         for row in rows:
             if row.sequence.key in contested:
@@ -106,7 +104,7 @@ class Proposer:
         return drafted
 
     def _allowed(self, row: Row, proposal: Proposal) -> Proposal:
-        """What a grammar does not refuse; a model has applied it already."""
+        """The part of a free proposal that the row's grammar allows. Models apply it themselves."""
         constraint, tree = row.sequence.constraint, proposal.tree
         if constraint is None or not proposal:
             return proposal
@@ -122,7 +120,7 @@ class Proposer:
         return proposal.only(sorted(allowed))
 
     def _ask(self, drafter: Drafter, rows: list[Row]) -> list[tuple[Row, Proposal]]:
-        """What a drafter proposes for those of the rows that it may draft for."""
+        """A drafter's proposals for those of the rows that it may draft for, with these rows."""
         rows = [row for row in rows if row.sequence.allows(drafter.kind)]
         proposals = self._proposed(drafter, rows)
         if proposals is None:
@@ -152,6 +150,7 @@ class Proposer:
                     self._lose(row, drafter)
 
     def _proposed(self, drafter: Drafter, rows: Items[Row]) -> list[Proposal] | None:
+        """A drafter's proposals; None if it fails, or one of them is invalid."""
         try:
             proposals = drafter.propose(rows)
             for row, proposal in zip(rows, proposals, strict=True):
@@ -162,7 +161,7 @@ class Proposer:
         return proposals
 
     def _check(self, row: Row, proposal: Proposal) -> None:
-        """A forward of other tokens would fail for all rows, or write where nothing is reserved."""
+        """Refuse what would make a forward fail for all rows, or write outside reserved room."""
         if len(proposal) > row.num_draft_tokens:
             raise ValueError(
                 f"{len(proposal)} tokens drafted, at most {row.num_draft_tokens} allowed"
@@ -203,6 +202,7 @@ class Proposer:
                 self._lose(row, drafter)
 
     def _lose(self, row: Row, drafter: Drafter) -> None:
+        """Let a drafter that failed draft no more for this sequence."""
         row.sequence.lost_drafters.add(drafter.kind)
         if drafter is self.drafter:
             row.sequence.has_lost_context = True
@@ -216,6 +216,7 @@ class Proposer:
             self._succeeds(partial(drafter.close, sequence.key))
 
     def _succeeds(self, run: Callable[[], None]) -> bool:
+        """Run it; a failure is counted, and the result is False."""
         try:
             run()
         except Exception as error:

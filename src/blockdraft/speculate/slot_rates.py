@@ -8,7 +8,9 @@ from blockdraft.core.sequence import Row
 from blockdraft.speculate.drafters.rates import Rates, RequestRates
 
 _PRIOR = 0.6
+"""The rate of each depth before anything is learned."""
 _MAX_DEPTH = 32
+"""Deeper tokens have the rate of this depth."""
 
 
 @dataclass(slots=True)
@@ -20,11 +22,11 @@ class _Guessed:
 
 
 class SlotRates:
-    """Says of a drafter's proposals what their depths were worth so far.
+    """Bounds the probabilities of a drafter's proposals by how often earlier ones were right.
 
-    A drafter may believe too much of itself, or not say at all what it believes. Compared with
-    other proposals it then has what its earlier ones have brought. A chain counts as far as the
-    target has chosen its tokens, verified or not.
+    A drafter may be overconfident, or give no probabilities. Without a bound it would then always
+    win against the proposals of others. A token of a chain counts as right if the target has chosen
+    it and all before it, verified or not.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class SlotRates:
         self._guessed[row.sequence.key] = _Guessed(len(row.sequence.token_ids), chain)
 
     def rated(self, row: Row, proposal: Proposal) -> Proposal:
-        """The same, no node more probable than its depth was so far."""
+        """The proposal with probabilities no larger than the rate of each node's depth so far."""
         depths = proposal.tree.depths
         path = self._path(row, max(depths, default=0))
         probabilities = tuple(

@@ -107,7 +107,7 @@ def _walk_down(planned: PlannedRow, logits: Tensor, choice_at: Chooser) -> Verdi
             verdict.nodes.append(child)
             node, position = child, position + 1
     except RequestError as refused:
-        # Of the grammar: it ends this sequence, and not the step that others share.
+        # The grammar allows nothing here: this sequence ends, and no other does.
         return replace(verdict, error=Refusal(refused))
     except Exception as failed:
         logger.exception("a token could not be chosen; its request ends with an error")

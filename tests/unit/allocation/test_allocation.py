@@ -87,9 +87,10 @@ def test_no_choice_of_candidates_gives_more_tokens_per_second(seed, num_rows):
     rows = [make_row(key, 6, 6) for key in range(num_rows)]
     able = [row.for_model() for row in limited(policy, rows)]
     assert [(row.num_draft_tokens, row.max_depth) for row in able] == [(6, 6)] * num_rows
-    drafting = policy._step.offer.drafting
+    drafting = policy._step.decision.offer.drafting
     proposals = [random_tree(luck, 6 // num_rows + 1) for _ in rows]
-    prices, policy._step.forced = policy._step.prices, {}
+    prices, decision = policy._step.prices, policy._step.decision
+    policy._step.decision = replace(decision, forced={})
     chosen = policy.choose(rows, proposals)
     chances = [policy.calibration.probabilities(0, own, sampled=False) for own in proposals]
 
@@ -370,7 +371,7 @@ def test_rows_that_the_model_proposes_nothing_for_do_not_speak_for_others():
 def test_a_model_that_was_outbid_is_believed_as_before():
     policy, row = best_rate(CPU), make_row(0, 5)
     simulate(policy, CPU, always(*CODE), 1, seconds=2)
-    believed, outbid = list(policy._expectation(row).gains), 0
+    believed, outbid = list(policy._model._expectation(row).gains), 0
     for _ in range(20):
         able = limited(policy, [row])[0].for_model()
         outbid += able.num_draft_tokens > 0
@@ -378,7 +379,20 @@ def test_a_model_that_was_outbid_is_believed_as_before():
         (chosen,) = policy.choose([able], [proposal])
         policy.record([Outcome(able, chosen, [])], {"forward": CPU.forward(1 + len(chosen))})
     assert outbid > 10
-    assert policy._expectation(row).gains == believed
+    assert policy._model._expectation(row).gains == believed
+
+
+def test_a_choice_that_failed_is_not_taken_for_one_that_was_verified(monkeypatch):
+    """The allocator verifies nothing then; as a forward of six rows it would seem very cheap."""
+    policy = best_rate(CPU)
+    rows = [row.for_model() for row in limited(policy, [make_row(0, 5)])]
+    monkeypatch.setattr(policy._model, "record_proposals", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        policy.choose(rows, [Proposal.chain([0] * 5, KIND, [0.9] * 5)])
+    before = policy._costs.forward(6)
+    seconds = {"forward": CPU.forward(1), "draft": CPU.draft(6)}
+    policy.record([Outcome(rows[0], NOTHING, [])], seconds)
+    assert policy._costs.forward(6) == before
 
 
 def test_no_more_candidates_are_forced_than_there_are_on_the_first_path():
@@ -416,9 +430,9 @@ def test_what_a_sequence_did_long_ago_is_forgotten():
     policy = best_rate(CPU)
     play(policy, range(2), 0, 60)
     play(policy, range(1, 2), 5, 200)
-    known = sum(policy._expectation(make_row(0, 5)).gains)
+    known = sum(policy._model._expectation(make_row(0, 5)).gains)
     play(policy, range(1, 2), 5, 400)
-    assert sum(policy._expectation(make_row(0, 5)).gains) > known + 1.0
+    assert sum(policy._model._expectation(make_row(0, 5)).gains) > known + 1.0
 
 
 def test_drafts_that_do_not_come_are_not_paid_for_long():
@@ -582,10 +596,10 @@ def test_a_model_drafts_only_where_others_leave_it_something_to_gain():
         assert (found.for_model().num_draft_tokens > 0) == drafts
         if drafts:
             continue
-        (chosen,) = policy.choose([row], [policy._step.free[0].proposal])
+        (chosen,) = policy.choose([row], [policy._step.free.by_key[0].proposal])
         assert len(chosen) > 5
         policy.record([Outcome(row, chosen, range(len(chosen)))], {"forward": 0.02})
-        assert policy._num_drafted == 1
+        assert policy._model._num_drafted == 1
 
 
 def test_nothing_is_verified_where_the_account_is_empty_or_a_plain_step_is_due():
@@ -595,7 +609,7 @@ def test_nothing_is_verified_where_the_account_is_empty_or_a_plain_step_is_due()
         limited(policy, rows)  # opens the account
         setattr(policy.account, name, value)
         policy.limit(rows, 0, [free_chain(16, 0.97)])
-        assert policy._step.offer is None
+        assert policy._step.decision.offer is None
         assert policy.choose(rows, [free_chain(16, 0.97)]) == [NOTHING]
 
 
@@ -713,7 +727,7 @@ def test_with_an_empty_account_and_nothing_proposed_nothing_is_weighed():
     policy, row = best_rate(CPU, 5), make_row(0, 8, 8)
     limited(policy, [row])  # opens the account
     policy.account.credit = -1.0
-    policy._decide = policy._order = lambda *given: pytest.fail("it was weighed")
+    policy._model.decide = policy._order = lambda *given: pytest.fail("it was weighed")
     (own,) = policy.limit([row], 0, [NOTHING])
     assert own.num_model_tokens == 0
     assert policy.choose([own], [NOTHING]) == [NOTHING]
@@ -808,7 +822,7 @@ def test_an_offer_that_pays_ends_the_pause_between_tries(monkeypatch):
         patch.setattr(Offers, "of", lambda *own, **how: replace(offer(*own, **how), rate=1e9))
         patch.setattr(Offers, "may_pay", lambda *_: True)
         policy.limit([row], 0, [free_chain(1, 0.1)])
-    assert policy._step.offer is not None
+    assert policy._step.decision.offer is not None
     policy.choose([row], [NOTHING])
     policy.record([Outcome(row, NOTHING, [])], {"forward": CPU.base})
     pauses = np.diff(tries(policy, 0.1, 200))
@@ -818,10 +832,10 @@ def test_an_offer_that_pays_ends_the_pause_between_tries(monkeypatch):
 def test_beside_what_is_known_without_a_model_tries_take_little_of_the_time():
     """Where a try takes four steps, since a long prompt would have to be projected."""
     policy = best_rate(CPU, 5)
-    policy._lag, record = lambda row: 1, policy.record
+    policy._model._lag, record = lambda row: 1, policy.record
     taken = {"forward": CPU.base, "project": 4 * CPU.base}
     policy.record = lambda outcomes, seconds: record(
-        outcomes, taken if policy._step.offer is not None else seconds
+        outcomes, taken if policy._step.decision.offer is not None else seconds
     )
     pauses = np.diff(tries(policy, 0.1, 6000))
     assert len(pauses) > 1
@@ -830,11 +844,11 @@ def test_beside_what_is_known_without_a_model_tries_take_little_of_the_time():
 
 def test_a_machine_that_stood_still_in_a_try_puts_no_end_to_tries():
     policy = best_rate(CPU, 5)
-    policy._lag, record = lambda row: 1, policy.record
+    policy._model._lag, record = lambda row: 1, policy.record
     pauses = [60.0]
 
     def stalled(outcomes, seconds):
-        if policy._step.offer is not None and pauses:
+        if policy._step.decision.offer is not None and pauses:
             seconds = {**seconds, "project": pauses.pop()}
         record(outcomes, seconds)
 
@@ -896,7 +910,7 @@ def test_what_is_held_against_predictions_fades_while_none_is_used():
 
 def test_a_bad_moment_of_a_crowd_does_not_end_all_drafts_for_good():
     policy = best_rate(CPU, 15)
-    policy._trust_of_limits[False].record(8, 200.0, 0.0)
+    policy._model._trust[False].record(8, 200.0, 0.0)
     result = simulate(policy, CPU, always(*[0.9] * 5), 8, seconds=60)
     assert sum(map(any, result.plans[-100:])) > 90
 
@@ -915,7 +929,7 @@ def test_no_offer_that_is_not_looked_at_would_pay(monkeypatch):
         answer = may_pay(offers, rows)
         seen[answer] += 1
         if not answer:
-            assert offers.of(rows).rate <= policy._step.least_rate * (1 + 1e-9)
+            assert offers.of(rows).rate <= offers._least_rate * (1 + 1e-9)
         return answer
 
     monkeypatch.setattr(Offers, "may_pay", checked)

@@ -23,7 +23,7 @@ STALL = 1e-6
 @pytest.fixture(scope="module", params=["streamed", "not streamed"])
 def report(llm, request):
     asked = [
-        encode_question(llm.tokenizer, llm.engine.check_prompt, question, PARAMS, raw=True)
+        encode_question(llm.tokenizer, llm.engine.limits.check_prompt, question, PARAMS, raw=True)
         for question in QUESTIONS
     ]
     with_streams = request.param == "streamed"

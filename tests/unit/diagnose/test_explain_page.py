@@ -45,7 +45,7 @@ def report(llm):
     asked = [
         encode_question(
             llm.tokenizer,
-            llm.engine.check_prompt,
+            llm.engine.limits.check_prompt,
             Question(text[:30], None, text),
             params,
             raw=i % 2 == 0,

@@ -12,7 +12,7 @@ from blockdraft.diagnose.explain.sums import sum_all, sum_rounds
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.speculate.commit import commit
-from blockdraft.speculate.drafters.branches import Guessable
+from blockdraft.speculate.drafters.slots import Guessable
 from tests.explain_fakes import VOCAB_SIZE, like_target, record
 from tests.fakes import TableTarget
 from tests.small_llm import assert_nothing_left, params

@@ -520,12 +520,12 @@ def test_a_minimum_length_that_leaves_no_token_is_refused() -> None:
     engine = Engine(TableTarget(TABLE), NoDrafter())
     params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=ALL_IDS)
     with pytest.raises(RequestError, match="min_tokens is 4, and all 97 tokens") as refused:
-        engine.check_min_tokens(params, frozenset())
+        engine.limits.check_min_tokens(params, frozenset())
     assert refused.value.param == "min_tokens"
     params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=ALL_IDS[1:])
     with pytest.raises(RequestError, match="min_tokens is 4"):
-        engine.check_min_tokens(params, frozenset({0}))
-    engine.check_min_tokens(params, frozenset())
+        engine.limits.check_min_tokens(params, frozenset({0}))
+    engine.limits.check_min_tokens(params, frozenset())
     # Who does not ask gets an error, and costs the others nothing.
     stuck = engine.add([1, 2], params, eos_ids=frozenset({0}))
     keys = [engine.add([1, 2], params), engine.add([3], GREEDY)]

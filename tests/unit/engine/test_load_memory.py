@@ -8,7 +8,7 @@ import torch
 from blockdraft import LLM, SamplingParams
 from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.core.errors import ConfigError
-from blockdraft.engine.load import MIN_PAGES
+from blockdraft.engine.memory_plan import MIN_PAGES
 from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import layer_shapes

@@ -39,11 +39,13 @@ def answer(llm: LLM, *, drafts: bool = True) -> tuple[int, ...]:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Our own; transformers tells once a process which packages would be faster."""
+    """Our own, except of a busy machine; transformers tells which packages would be faster."""
     return [
         record
         for record in caplog.records
-        if record.levelno >= logging.WARNING and record.name.startswith("blockdraft.")
+        if record.levelno >= logging.WARNING
+        and record.name.startswith("blockdraft.")
+        and record.name != "blockdraft.core.threads"
     ]
 
 

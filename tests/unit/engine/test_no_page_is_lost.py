@@ -173,7 +173,7 @@ class RandomDepth(VerifyAll):
         self.draw = draw
 
     def limit(
-        self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
+        self, rows: Sequence[Row], num_prompt_tokens: int, free: Sequence[Proposal]
     ) -> list[Row]:
         return [row.limited(self.draw.randint(0, max(0, row.num_draft_tokens))) for row in rows]
 

@@ -149,9 +149,9 @@ class Halving(VerifyAll):
         super().__init__()
         self.asked: list[tuple[list[tuple[int, int]], int]] = []
 
-    def limit(self, rows: Any, num_other_rows: int, free: Any) -> list[Row]:
+    def limit(self, rows: Any, num_prompt_tokens: int, free: Any) -> list[Row]:
         asked = [(row.sequence.key, row.num_draft_tokens) for row in rows]
-        self.asked.append((asked, num_other_rows))
+        self.asked.append((asked, num_prompt_tokens))
         return [row.limited(row.num_draft_tokens // 2) for row in rows]
 
 

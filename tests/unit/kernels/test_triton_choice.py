@@ -123,7 +123,7 @@ def test_a_model_that_fails_is_loaded_once_more(monkeypatch):
         return "an engine"
 
     monkeypatch.setattr(load, "_load", load_model)
-    assert load._load_with_its_kernels(None, None, None, FLOAT32, "cuda") == "an engine"
+    assert load._load_with_kernels_if_exact(None, None, None, FLOAT32, "cuda") == "an engine"
     assert used == [Kernels, TorchBackend]
     assert backends.card_kernels(FLOAT32, "cuda") == (False, "logits change")
 
@@ -142,7 +142,7 @@ def test_what_another_backend_would_not_help_is_raised(monkeypatch, error):
 
     monkeypatch.setattr(load, "_load", load_model)
     with pytest.raises(type(error)):
-        load._load_with_its_kernels(None, None, None, FLOAT32, "cuda")
+        load._load_with_kernels_if_exact(None, None, None, FLOAT32, "cuda")
     assert len(calls) == 1
 
 

@@ -15,8 +15,8 @@ from blockdraft.models.draft.vocabulary import (
     write_draft_vocabulary,
 )
 from blockdraft.models.target.sequential import SequentialTarget
-from blockdraft.speculate.drafters.branches import chosen_slots
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.slots import chosen_slots
 from tests.parity.checks import check_drafted_equals_plain
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
 

@@ -9,13 +9,12 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.speculate.drafters.automaton import NO_MATCH, Automaton
 from blockdraft.speculate.drafters.lookup import (
-    LEAST_PROBABILITY,
     LONG_MATCH,
     USUAL_TOKENS,
     LookupDrafter,
     SharedTexts,
 )
-from blockdraft.speculate.drafters.rates import Rates
+from blockdraft.speculate.drafters.rates import LEAST_PROBABILITY, Rates
 
 
 def longest_repeated(text: list[int]) -> int:

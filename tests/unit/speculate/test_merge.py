@@ -41,8 +41,8 @@ def test_the_best_nodes_stay() -> None:
 
 
 def test_what_need_not_be_merged_stays_as_it_is() -> None:
-    assert merge([NOTHING, ONE], 3) is ONE
-    assert merge([NOTHING], 3) is NOTHING
+    assert merge([NOTHING, ONE], 3) == ONE
+    assert merge([NOTHING], 3) == NOTHING
     assert merge([ONE], 2).tree.tokens == (1, 2)
     assert best_path([NOTHING], 3) is NOTHING
 

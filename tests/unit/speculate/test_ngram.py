@@ -13,10 +13,10 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ROOT, Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
-from blockdraft.speculate.drafters.branches import noise_of
 from blockdraft.speculate.drafters.ngram import NGramDrafter
 from blockdraft.speculate.drafters.ngram_search import LEAST_PROBABILITY
 from blockdraft.speculate.drafters.ngram_table import HEAD, LONGEST, NGRAMS_NAME, NGramTable
+from blockdraft.speculate.drafters.slots import noise_of
 
 VOCAB_SIZE = 80_000
 

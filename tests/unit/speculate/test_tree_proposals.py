@@ -17,14 +17,8 @@ from blockdraft.core.plan import ROOT
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
-from blockdraft.speculate.drafters.branches import (
-    Guessable,
-    Marginals,
-    Slot,
-    best_first,
-    chosen_slots,
-    slots_of,
-)
+from blockdraft.speculate.drafters.branches import Marginals, Slot, best_first
+from blockdraft.speculate.drafters.slots import Guessable, chosen_slots, slots_of
 from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.sampler.filters import survivors
 from blockdraft.speculate.sampler.logits import Place, processed

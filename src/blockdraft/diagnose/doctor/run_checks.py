@@ -46,7 +46,7 @@ def measure_reuse(
     """
     memory = engine.target.memory
     num_tokens = REUSED_PAGES * PAGE_SIZE + 2
-    room = engine.max_tokens - num_tokens
+    room = engine.limits.max_tokens - num_tokens
     if not isinstance(memory, Pages) or len(token_ids) < num_tokens or room < 1:
         return None
     prompt_ids = tuple(token_ids[:num_tokens])

@@ -13,9 +13,8 @@ Watch = Callable[[list[Row], Tensor], None]
 """Is shown the rows that draft and the logits [rows, slots, V] behind their guesses; tokens that
 the drafter cannot guess have -inf. A row may use fewer slots than there are."""
 
-
 DraftCost = Literal["none", "block", "level"]
-"""Forwards of a proposal: none, one however deep it is, or one for each depth."""
+"""Forwards of the drafter's model for a proposal: none, one ("block"), or one for each depth."""
 
 
 class Drafter(Protocol):
@@ -69,9 +68,9 @@ class Drafter(Protocol):
 
 
 class FreeDrafter(Drafter, Protocol):
-    """A drafter that runs no model: it proposes first, and for whom it can.
+    """A drafter that runs no model, so that it proposes before the drafter that does.
 
-    It is not asked in steps in which nobody drafts.
+    It is not asked in steps in which no row may draft.
     """
 
     def serves(self, sample: Sample) -> bool:
@@ -80,9 +79,9 @@ class FreeDrafter(Drafter, Protocol):
 
 
 class ModelFree:
-    """What all drafters share that run no model: the sequence itself has the tokens they need.
+    """What drafters that run no model have in common: they read the sequence itself.
 
-    `_propose` is what each of them adds, for one row.
+    A subclass adds `_propose`, for one row.
     """
 
     cost: DraftCost = "none"

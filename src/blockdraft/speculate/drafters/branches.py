@@ -1,87 +1,25 @@
-"""Trees from a block: the drafter's chain, and branches where it is unsure.
+"""Trees from what a drafter thinks of each slot: its chain, and branches where it is unsure.
 
 A block-diffusion drafter says of each slot how likely every token is, whatever stands before it
 (DFlash), or behind each token that may stand there (DFlash 2). The probability of a path is the
 product of those of its tokens, and the most probable paths are found best first (DDTree, arXiv
-2604.12989).
-
-A sampled token is the target's choice under known noise, and that decides which tokens can win: the
-score of a token is its logit plus temperature times its noise. Without noise that is the logit, and
-so the probabilities of temperature 0 and of small ones go over into each other.
+2604.12989). Where the probabilities come from: `slots.py`.
 """
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
 from blockdraft.core.plan import ROOT, Tree
-from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Sequence as Sample
-from blockdraft.kernels.backends import backend_for
-from blockdraft.speculate.sampler.filters import filters
-from blockdraft.speculate.sampler.logits import Place
-from blockdraft.speculate.sampler.noise import Noise, large_noise, noise_at
-from blockdraft.speculate.sampler.philox import Ids
-from blockdraft.speculate.sampler.reference import choose_row
-
-MOST_TEMPERATURE = 1e300
-NUM_CANDIDATES = 32
-"""Tokens of a slot that are looked at."""
-
-
-@dataclass(frozen=True)
-class Guessable:
-    """The tokens that a drafter has logits for: `token_ids` [n], or the first n if it is None."""
-
-    vocab_size: int
-    token_ids: Tensor | None = None
-
-    def over_whole_vocabulary(self, logits: Tensor) -> Tensor:
-        """[.., n] -> [.., V]; tokens that are never guessed have -inf."""
-        if self.token_ids is None and logits.shape[-1] == self.vocab_size:
-            return logits
-        whole = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-        if self.token_ids is None:
-            whole[..., : logits.shape[-1]] = logits
-        else:
-            whole[..., self.token_ids] = logits
-        return whole
-
-    def ids_at(self, places: Ids) -> Ids:
-        """Token ids of places among the logits."""
-        return places if self._ids is None else self._ids[places]
-
-    def places_of(self, token_ids: Ids) -> Ids:
-        """The other way around; -1 for tokens that are never guessed."""
-        return token_ids if self._places is None else self._places[token_ids]
-
-    @cached_property
-    def _ids(self) -> Ids | None:
-        return None if self.token_ids is None else self.token_ids.cpu().numpy()
-
-    @cached_property
-    def _places(self) -> Ids | None:
-        if self._ids is None:
-            return None
-        places = np.full(self.vocab_size, -1)
-        places[self._ids] = np.arange(len(self._ids))
-        return places
-
-    def token(self, place: int) -> int:
-        """The id of one of them."""
-        return place if self._ids is None else int(self._ids[place])
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Tokens of one depth, the most probable first, given the path before them."""
+    """Tokens of one depth and their probabilities, given the path before them.
+
+    The drafter's choice comes first, then the others from the most probable on.
+    """
 
     token_ids: list[int]
     probabilities: list[float]
@@ -165,169 +103,3 @@ def best_first(successors: Successors, num_nodes: int) -> tuple[Tree, tuple[floa
         find_children(node, (*siblings.path, tokens[node]), -negative, on_path)
         find(siblings, rank + 1, False)
     return Tree(tuple(tokens), tuple(parents)), tuple(probabilities)
-
-
-def slots_of(
-    logits: Tensor,
-    chain: Sequence[int | None],
-    sample: Sample,
-    guessable: Guessable,
-    num_ahead: int = 0,
-    *,
-    is_one_position: bool = False,
-) -> list[Slot]:
-    """What a drafter thinks of the slots behind a sample's tokens, those of its chain first.
-
-    None in the chain: the most probable token comes first.
-
-    logits: [slots, tokens] as the request's penalties, bias and grammar left them, at least as many
-    slots as the chain has. guessable: these tokens. num_ahead: tokens
-    between the sample's and the first slot. is_one_position: the slots are of siblings, and all
-    stand where the first one does.
-    """
-    ids, values, totals = _candidates(logits[: len(chain)], guessable)
-    noise = noise_of(ids, sample, num_ahead, is_one_position=is_one_position)
-    return _slots(chain, ids, _shares(values, noise, totals))
-
-
-def chosen_slots(logits: Tensor, sample: Sample, guessable: Guessable) -> list[Slot]:
-    """What a drafter thinks of the slots behind a sample's tokens, its choice there first.
-
-    The choice is the target's rule on the drafter's logits, among the tokens of the largest logits
-    and those of the largest noise: another token hardly ever wins. Where more tokens survive the
-    request's filters than are looked at, it is the rule itself.
-
-    logits: [slots, tokens] of a sample whose logits nothing changes. guessable: these tokens.
-    """
-    (ids, values, totals), params = _candidates(logits, guessable), sample.params
-    noise = noise_of(ids, sample)
-    shares = _shares(values, noise, totals)
-    firsts: list[int | None] = [None] * len(ids)
-    if noise_temperature(params) > 0.0:
-        if filters(params):
-            survive = _survive(values, totals, params)
-            shares = np.where(survive, shares, 0.0)
-            for slot in np.flatnonzero(survive[:, -1]).tolist():
-                whole = guessable.over_whole_vocabulary(logits[slot]).float().cpu().numpy()
-                firsts[slot] = max(choose_row(whole, Place(sample, slot, [])), 0)
-        else:
-            best = (values + noise).max(1)
-            firsts = _large_winners(logits, best, sample, guessable)
-    return _slots(firsts, ids, shares)
-
-
-def _candidates(logits: Tensor, guessable: Guessable) -> tuple[Ids, Noise, Noise]:
-    """Token ids and logits [slots, n] of the best, and `totals` [slots], see `_shares`."""
-    found = backend_for(logits.dtype, logits.device).largest(logits, NUM_CANDIDATES)
-    ids = guessable.ids_at(found.places)
-    return ids, found.values.astype(np.float64), found.totals.astype(np.float64)
-
-
-def _survive(values: Noise, totals: Noise, params: SamplingParams) -> NDArray[np.bool_]:
-    """Which candidates [slots, n] the filters leave, as far as that shows among candidates."""
-    ahead = (values - values[:, :1]) / params.temperature
-    survive = np.ones(values.shape, np.bool_)
-    if params.top_k:
-        survive[:, params.top_k :] = False
-    if params.top_p < 1.0:
-        weights = np.exp(ahead)
-        # All others together: at temperature 1, and then as their largest changes with it.
-        rest = np.maximum(totals - np.exp(values - values[:, :1]).sum(1), 0.0)
-        rest *= np.exp(ahead[:, -1] - (values[:, -1] - values[:, 0]))
-        before = np.cumsum(weights, 1) - weights
-        survive &= before < params.top_p * (weights.sum(1) + rest)[:, None]
-    if params.min_p > 0.0:
-        survive &= ahead >= np.log(params.min_p)
-    return survive
-
-
-def _large_winners(
-    logits: Tensor, best: Noise, sample: Sample, guessable: Guessable
-) -> list[int | None]:
-    """Of each slot the token with large noise that beats `best` [slots], None if none does."""
-    scores = logits.float().cpu().numpy()
-    winners: list[int | None] = []
-    for slot, own in enumerate(scores):
-        large = large_noise(Place(sample, slot, []).stream, guessable.vocab_size)
-        places = guessable.places_of(large.ids)
-        is_known = (places >= 0) & (places < len(own))
-        places, ids, noise = places[is_known], large.ids[is_known], large.noise[is_known]
-        totals = own[places] + noise_temperature(sample.params) * noise
-        at = int(totals.argmax()) if len(totals) else -1
-        winners.append(int(ids[at]) if at >= 0 and totals[at] > best[slot] else None)
-    return winners
-
-
-def _slots(firsts: Sequence[int | None], ids: Ids, shares: Noise) -> list[Slot]:
-    """Of candidates and their probabilities [slots, n] each; firsts: what comes first, if known."""
-    order = np.argsort(-shares, axis=1, kind="stable")
-    return [
-        _slot(first, own_ids.tolist(), own_shares.tolist())
-        for first, own_ids, own_shares in zip(
-            firsts,
-            np.take_along_axis(ids, order, 1),
-            np.take_along_axis(shares, order, 1),
-            strict=True,
-        )
-    ]
-
-
-def noise_of(
-    ids: Ids, sample: Sample, num_ahead: int = 0, *, is_one_position: bool = False
-) -> Noise:
-    """What the target's choice will add to the logits of the tokens `ids` [slots, n]."""
-    temperature = noise_temperature(sample.params)
-    if temperature == 0.0:
-        return np.zeros(ids.shape)
-    ahead = [num_ahead + (0 if is_one_position else index) for index in range(ids.shape[0])]
-    streams = [Place(sample, num, []).stream for num in ahead]
-    noise = noise_at(streams, [ids.shape[1]] * ids.shape[0], ids.ravel())
-    return temperature * noise.reshape(ids.shape)
-
-
-def noise_temperature(params: SamplingParams) -> float:
-    """By which noise is multiplied: 0 where it decides nothing.
-
-    The largest ones only as large as leaves room for the noise in a number.
-    """
-    return 0.0 if params.top_k == 1 else min(params.temperature, MOST_TEMPERATURE)
-
-
-def slot_of(logits: Noise, noise: Noise, ids: Ids, log_total: float, first: int) -> Slot:
-    """The slot of the candidates `ids` [n]; the tokens that are none count without noise.
-
-    logits, noise: [n] of the candidates. log_total: of all tokens' weights, over that of the
-    largest logit. first: the drafter's choice.
-    """
-    (shares,) = _shares(logits[None], noise[None], np.exp([log_total]))
-    order = np.argsort(-shares, kind="stable")
-    return _slot(first, ids[order].tolist(), shares[order].tolist())
-
-
-def _shares(logits: Noise, noise: Noise, totals: Noise) -> Noise:
-    """Probabilities [slots, n] of candidates; the tokens that are none count without noise.
-
-    totals: [slots] of all tokens' weights, over the weight of the largest logit. A slot without a
-    number has 0 throughout.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        scores, top = logits + noise, logits.max(1, keepdims=True)
-        others = np.maximum(totals[:, None] - np.exp(logits - top).sum(1, keepdims=True), 0.0)
-        highest = np.maximum(scores.max(1, keepdims=True) - top, 0.0)
-        weights = np.exp(scores - top - highest)
-        shares = weights / (weights.sum(1, keepdims=True) + others * np.exp(-highest))
-    return np.where(np.isfinite(shares), shares, 0.0)
-
-
-def _slot(first: int | None, ids: list[int], shares: list[float]) -> Slot:
-    """The slot of candidates from the most probable on, behind the drafter's choice.
-
-    That comes first also where filters or few candidates hide that it is best.
-    """
-    first = ids[0] if first is None else first
-    others = [
-        (token_id, share)
-        for token_id, share in zip(ids, shares, strict=True)
-        if token_id != first and share > 0.0
-    ]
-    return Slot([first, *(i for i, _ in others)], [shares[0], *(share for _, share in others)])

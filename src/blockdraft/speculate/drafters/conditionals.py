@@ -16,14 +16,8 @@ from torch import Tensor
 from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.models.draft.candidate_selector import CandidateSelector
-from blockdraft.speculate.drafters.branches import (
-    Guessable,
-    Slot,
-    Successors,
-    noise_of,
-    slot_of,
-    slots_of,
-)
+from blockdraft.speculate.drafters.branches import Slot, Successors
+from blockdraft.speculate.drafters.slots import Guessable, noise_of, slot_of, slots_of
 from blockdraft.speculate.sampler.choose import choose_processed
 from blockdraft.speculate.sampler.filters import survivors
 from blockdraft.speculate.sampler.logits import Place, Scores
@@ -34,13 +28,14 @@ from blockdraft.speculate.sampler.reference import NO_CHOICE
 Values = NDArray[np.float64]
 
 OUTSIDE = 1e5
-"""Off the logits of tokens that are no candidates: what is left where none may be chosen."""
+"""What is taken off the logits of tokens that are no candidates: one of them is chosen only where a
+request forbids all candidates."""
 
 
 class Conditionals(Successors, Protocol):
-    """Successors of which one is chosen behind every path.
+    """Successors with the drafter's choice behind every path.
 
-    max_depth: slots, until the chain is known, which may end before them.
+    max_depth: the number of slots; once the chain is known, its length, which may be less.
     """
 
     max_depth: int
@@ -77,14 +72,14 @@ class Candidates:
         return found
 
     def log_rest(self, depth: int) -> float:
-        """Of the weights of all tokens of a slot but the candidates; their scores are logits."""
+        """The logarithm of the weights of all tokens of a slot that are no candidates."""
         logits, total = self.logits[depth], self.log_total[depth]
         share = np.exp(logits - total).sum()
         return float(total + np.log1p(-share)) if share < 1.0 else -np.inf
 
 
 class PlainConditionals:
-    """Of a sample whose logits nothing changes: the candidates decide."""
+    """For a sample whose logits nothing changes: only candidates can be chosen."""
 
     def __init__(self, candidates: Candidates, sample: Sample, num_slots: int) -> None:
         self.max_depth = num_slots
@@ -118,10 +113,10 @@ class PlainConditionals:
 
 
 class ChangedConditionals:
-    """Of a sample whose logits depend on its tokens: penalties, bias, grammar.
+    """For a sample whose request changes logits: penalties, bias, grammar.
 
-    They may forbid every candidate, so tokens outside are looked at too, far behind. All is on the
-    device of `hidden` [s, D] but `logits` [s, V].
+    These may forbid every candidate, so other tokens can be chosen too, after all candidates. All
+    tensors but `logits` [s, V] are on the device of `hidden` [s, D].
     """
 
     def __init__(
@@ -191,7 +186,7 @@ class ChangedConditionals:
 
 
 def chain_of(conditionals: Conditionals) -> list[int]:
-    """The drafter's choices, each behind those before; no more behind where none may be chosen."""
+    """The drafter's choices, each behind those before, until nothing may be chosen."""
     chain: list[int] = []
     try:
         while len(chain) < conditionals.max_depth:

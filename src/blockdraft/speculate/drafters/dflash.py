@@ -23,16 +23,9 @@ from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.draft.waiting_features import Waiting
 from blockdraft.models.layers.packed import linear_of, packed_copy, plain_linears, rows_of
 from blockdraft.speculate.drafters.base import DraftCost, Watch
-from blockdraft.speculate.drafters.branches import (
-    Guessable,
-    Marginals,
-    Slot,
-    Successors,
-    best_first,
-    chosen_slots,
-    slots_of,
-)
+from blockdraft.speculate.drafters.branches import Marginals, Slot, Successors, best_first
 from blockdraft.speculate.drafters.lazy_context import LazyContext
+from blockdraft.speculate.drafters.slots import Guessable, chosen_slots, slots_of
 from blockdraft.speculate.sampler.choose import choose_processed
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.reference import NO_CHOICE
@@ -41,11 +34,13 @@ from blockdraft.speculate.sampler.reference import NO_CHOICE
 class DFlashDrafter(LazyContext):
     """Drafts with a DFlash model that shares the target's embedding and head.
 
+    `max_nodes`, at first what the model was trained for, and `watch` may be set; neither changes
+    any output. Packed weights are copies of this moment: after `model` was trained, make a new
+    drafter.
+
     embed_weight and lm_head_weight: [V, D] of the target, raw or in groups; a model that has its
-    own uses those. `contexts` hold the draft keys and values, one by one unless given. `max_nodes`
-    is the most that the model was trained for; it may be set to anything, and the output stays the
-    same; so may `watch`. Packed weights are copies of this moment, `in_int8` close ones: after
-    `model` was trained, make a new drafter.
+    own uses those. contexts: hold the draft keys and values; unless given, in memory of each
+    sequence's own. in_int8: multiply with the closest weights in int8.
     """
 
     kind = "dflash"
@@ -145,7 +140,7 @@ class DFlashDrafter(LazyContext):
         return self._kernel_draft(embeddings, ids[1], keys, lengths, sizes)
 
     def _by_torch(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor:
-        """The same, filled up blocks visible."""
+        """The same in torch. A shorter block is filled up with masks, which it sees."""
         keys = [row.sequence.key for row in rows]
         context = self.contexts.view(keys, lengths)
         size = ids.shape[2]
@@ -218,7 +213,7 @@ class DFlashDrafter(LazyContext):
 
         That is [V], as the request leaves it.
         """
-        # It grows while the choices are made, so each guess sees those before it.
+        # The list grows while the choices are made, so each guess sees those before it.
         guesses: list[int] = []
         changed: list[Scores] = []
         # One wait for another device, not one for each row.

@@ -24,7 +24,7 @@ class DiffusionDrafter(DFlashDrafter):
     kind = "diffusion"
 
     def open(self, row: Row, num_reused: int) -> None:
-        """See Drafter.open. Nobody knows whether what was reused has keys of this drafter."""
+        """See Drafter.open. Tokens that are reused may have no keys of this drafter."""
         super().open(row, 0)
 
     def lag(self, row: Row) -> int:

@@ -19,14 +19,15 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.models.target.interface import Target
 from blockdraft.speculate.drafters.base import DraftCost, Watch
-from blockdraft.speculate.drafters.branches import Guessable
 from blockdraft.speculate.drafters.levels import DEPTH, Child, LevelGrower
+from blockdraft.speculate.drafters.slots import Guessable
 
 WIDTH = 4
 """Nodes of a level that are expanded; each costs a row of the model."""
 
 _FEW = 64
-"""Tokens that the first level takes with it; before it goes what a longer prompt lacks."""
+"""If the drafter lacks no more tokens, the first level computes them too; else a forward before it.
+"""
 
 _PARAMS = SamplingParams(num_draft_tokens=0)
 """Nobody drafts for the drafter."""
@@ -34,7 +35,7 @@ _PARAMS = SamplingParams(num_draft_tokens=0)
 
 @dataclass(slots=True)
 class _Growing:
-    """The drafter's own sequence of a row, and the tree that it expands."""
+    """The drafter's own sequence for a row, and the tree that grows behind it."""
 
     sample: Sample
     tree: Tree = NO_NODES
@@ -53,9 +54,11 @@ class _Growing:
 class DraftModelDrafter:
     """Drafts with a causal language model of the target's tokenizer.
 
-    model: runs it. vocab_size: of the target; where the two are padded to different sizes, only
-    tokens of both are guessed, and others are read as the drafter's last. `max_nodes` may be set to
-    anything, and the output stays the same; so may `watch`.
+    `max_nodes` and `watch` may be set; neither changes any output.
+
+    model: the draft model, which runs as targets do. vocab_size: of the target; where the two are
+    padded to different sizes, only tokens of both are guessed, and others are read as the
+    drafter's last token.
     """
 
     kind = "draft_model"
@@ -99,7 +102,7 @@ class DraftModelDrafter:
         Nothing for a row without room in the drafter's memory or context.
         """
         found = [NOTHING] * len(rows)
-        able = [i for i, row in enumerate(rows) if self._takes(row)]
+        able = [i for i, row in enumerate(rows) if self._prepare(row)]
         if able:
             with self.recorder.phase("project"):
                 self._catch_up([rows[i] for i in able])
@@ -107,8 +110,11 @@ class DraftModelDrafter:
                 found[index] = proposal
         return found
 
-    def _takes(self, row: Row) -> bool:
-        """True if the row's tokens and the nodes of its tree have room; brings it up to date."""
+    def _prepare(self, row: Row) -> bool:
+        """Give the drafter's own sequence the row's tokens, and reserve room for a tree.
+
+        False if there is no room.
+        """
         sequence, key = row.sequence, row.sequence.key
         num_tokens, num_nodes = len(sequence.token_ids), 1 + (row.num_slots - 1) * WIDTH
         if num_tokens + row.num_slots > self.model.max_context:

@@ -24,9 +24,9 @@ from blockdraft.models.draft.pair_contexts import PairContexts, SeparatePairs, s
 from blockdraft.models.draft.waiting_features import Waiting
 from blockdraft.models.layers.packed import packed_copy
 from blockdraft.speculate.drafters.base import DraftCost, Watch
-from blockdraft.speculate.drafters.branches import Guessable
 from blockdraft.speculate.drafters.lazy_context import LazyContext
 from blockdraft.speculate.drafters.levels import DEPTH, Child, LevelGrower
+from blockdraft.speculate.drafters.slots import Guessable
 
 WIDTH = 10
 """Nodes of a level that are expanded, as in the paper."""
@@ -35,11 +35,12 @@ WIDTH = 10
 class Eagle3Drafter(LazyContext):
     """Drafts with an EAGLE-3 model.
 
+    `max_nodes` and `watch` may be set; neither changes any output. Packed weights are copies of
+    this moment: after `model` was trained, make a new drafter.
+
     embed_weight: [V, D] of the target, raw or in groups; a model that has its own uses that.
-    feature_layers: 0-based, of the target. `contexts` hold the pairs, one sequence by one unless
-    given. `max_nodes` may be set to anything, and the output stays the same; so may `watch`. Packed
-    weights are copies of this moment, `in_int8` close ones: after `model` was trained, make a new
-    drafter.
+    feature_layers: 0-based, of the target. contexts: hold the pairs; unless given, in memory of
+    each sequence's own. in_int8: multiply with the closest weights in int8.
     """
 
     kind = "eagle3"

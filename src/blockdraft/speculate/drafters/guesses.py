@@ -23,28 +23,28 @@ from blockdraft.models.draft.hydra_head import (
 from blockdraft.speculate.drafters.ngram_table import Shares
 
 WEIGHT = 0.9
-"""Of the guesses beside what the table says."""
+"""Of the guesses; what the table says has the rest."""
 NUM_GUESSES = 24
-"""Tokens that are looked at whoever else names them, the most probable ones."""
+"""The most probable guesses, so many, are candidates; others only if the table names them too."""
 LEAST_TEMPERATURE = 0.7
-"""Logits are divided by a request's temperature, but by no less, and never by more than 1."""
+"""Logits are divided by a request's temperature, but by no less than this and no more than 1."""
 DEPTH = 3
 """Tokens ahead that are guessed; the released head was trained for so many."""
 NUM_GUESSED_ON = 3
-"""Paths of a length behind which is guessed."""
+"""The head guesses behind the most probable paths of a length, so many of them."""
 LEAST_GUESSED_ON = 0.2
-"""Probability of such a path."""
+"""It guesses only behind paths of this probability or more."""
 
 
 KeyValue = tuple[Tensor, Tensor]
-"""Of a place, [num_keys, head_dim] each."""
+"""Key and value of one place, [num_keys, head_dim] each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Thought:
-    """What a head made of a place: its state [D].
+    """What a head has computed at a place of a text: its state [D].
 
-    path: of the places from the end of the text on; none at the end.
+    path: keys and values of the places behind the end of the text, up to this one.
     """
 
     place: int

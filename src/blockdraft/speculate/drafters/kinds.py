@@ -264,7 +264,9 @@ def load_checkpoint(
     *,
     in_int8: bool = False,
 ) -> Checkpoint:
-    """Load a drafter of any kind in the table, to multiply with the closest weights in int8 or not.
+    """Load a drafter of any kind in the table.
+
+    in_int8: it is to multiply with the closest weights in int8, where it can.
 
     Raises:
         ModelError: the folder is incomplete, its kind is unknown, or it does not fit the target.

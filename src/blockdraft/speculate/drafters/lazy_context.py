@@ -1,7 +1,7 @@
-"""What drafters share that read features of the target: their context is written when they draft.
+"""The draft context of drafters that read features of the target, written only when they draft.
 
-Features of committed tokens wait until someone drafts behind them, so a sequence that never drafts
-costs no projection.
+Features of committed tokens wait until the drafter drafts behind them. So a sequence that never
+drafts costs no projection.
 """
 
 from abc import ABC, abstractmethod
@@ -20,21 +20,20 @@ from blockdraft.models.draft.context import ContextSpan, DraftContexts, LayerKV
 from blockdraft.models.draft.waiting_features import Waiting
 
 MAX_PROJECTED = 512
-"""Tokens whose features are projected at once, if one page or sequence alone has no more."""
-CROWD = 8
-"""With more sequences features are given up unless somebody drafts from them."""
-_IDLE_SHARE = 1 / 16
-"""Of the sequences: if no more are asked to draft, nobody does; tries are fewer. The mean of about
-_ASKED_STEPS steps."""
-_ASKED_STEPS = 32
+"""The most tokens whose features are projected at once, unless one page or sequence has more."""
+MANY_SEQUENCES = 8
+"""With more sequences, features of outputs are given up while hardly any sequence drafts."""
+_IDLE_SHARE, _ASKED_STEPS = 1 / 16, 32
+"""Hardly any sequence drafts if no larger share of them was asked to, on average over about
+_ASKED_STEPS steps. Tries, of one sequence at a time, stay below that."""
 _TRIED = 8
-"""One sequence of so many keeps its context in any crowd, or nobody could be tried."""
+"""One sequence in so many always keeps its features, so that the drafter can be tried for it."""
 _NOTHING = nullcontext()
 
 
 @dataclass(slots=True)
 class _Context:
-    """A sequence's first `num_written` tokens are certain to be written, more up to `end` wait."""
+    """Of a sequence: `num_written` tokens are certain to be written, those up to `end` wait."""
 
     num_written: int
     end: int
@@ -85,7 +84,7 @@ class LazyContext(ABC):
         """See Drafter.propose."""
         share = len(rows) / max(1, len(self._known))
         self._share_asked += (share - self._share_asked) / _ASKED_STEPS
-        # Most steps ask nobody who has a model; to begin in vain takes as long as other decisions.
+        # In most steps no row drafts with a model; what follows would take time for nothing.
         if not rows and not self.recorder.measures and not self.contexts.waiting.is_over:
             return []
         able = [row for row in rows if self._may_draft(row)]
@@ -120,9 +119,9 @@ class LazyContext(ABC):
         self.contexts.close(key)
 
     def _capturing(self) -> AbstractContextManager[None]:
-        """Charges what keeping features takes, where work is measured; else it counts as commit.
+        """The phase of keeping features, where work is measured; elsewhere it counts as commit.
 
-        A phase of its own for each row takes a tenth of a crowd's commit.
+        To enter a phase for each row takes a tenth of the commit of many sequences.
         """
         return self.recorder.phase("capture") if self.recorder.measures else _NOTHING
 
@@ -134,16 +133,16 @@ class LazyContext(ABC):
         self._extend(row, features.shape[0])
 
     def _gives_up(self, row: Row) -> bool:
-        """True for most outputs in a crowd in which nobody drafts.
+        """True for most outputs where there are many sequences and hardly any of them drafts.
 
-        What prompts have in common is of use to those who come later.
+        Features of prompts are kept: later requests may begin with the same tokens.
         """
-        is_idle = len(self._known) > CROWD and self._share_asked < _IDLE_SHARE
+        is_idle = len(self._known) > MANY_SEQUENCES and self._share_asked < _IDLE_SHARE
         is_kept = row.is_prompt or row.sequence.key % _TRIED == 0
         return is_idle and not is_kept
 
     def _extend(self, row: Row, num_new: int) -> None:
-        """So many more tokens wait, the first at the end of what was there."""
+        """Count tokens that wait now, behind those that were there."""
         known = self._known[row.sequence.key]
         assert known.end == row.sequence.num_cached
         known.end += num_new
@@ -151,7 +150,7 @@ class LazyContext(ABC):
             self.recorder.add("capture", Work(rows=num_new))
 
     def _catch_up(self, rows: Sequence[Row]) -> None:
-        """Project the features that these rows draft from, and the oldest where too many wait."""
+        """Project the features that these rows draft from, and the oldest if too many wait."""
         due, num_prompt = self._due(rows)
         if self.recorder.measures:
             self._record_projection(due, num_prompt)
@@ -196,7 +195,7 @@ class LazyContext(ABC):
 
 
 def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:
-    """Parts of what is due, in order, that bound the memory of a projection."""
+    """What is due, in order, in parts that are small enough for the memory of a projection."""
     piece: list[Waiting] = []
     num_tokens = 0
     for waiting in due:

@@ -6,7 +6,7 @@ all that was found the most probable nodes are proposed (EAGLE-2, arXiv 2406.168
 drafter's own choices is always among them. A row that may have no more candidates than a path is
 long gets that path alone.
 
-Probabilities are of the target's choice under the request's own noise, see `branches`.
+Probabilities are of the target's choice under the request's own noise, see `slots`.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,8 @@ from blockdraft.core.errors import RequestError
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
-from blockdraft.speculate.drafters.branches import Guessable, Slot, best_first, slots_of
+from blockdraft.speculate.drafters.branches import Slot, best_first
+from blockdraft.speculate.drafters.slots import Guessable, slots_of
 from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
 from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.reference import NO_CHOICE

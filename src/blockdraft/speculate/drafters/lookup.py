@@ -15,31 +15,28 @@ from blockdraft.speculate.drafters.automaton import NO_MATCH, Automaton, Match
 from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.rates import Rates, RequestRates
 
-MAX_LOOKUP_TOKENS = 16
-"""Of a proposal behind a long match."""
-USUAL_TOKENS = 8
-"""Of all others."""
-LONG_MATCH = 12
-LEAST_MATCH = 2
+LEAST_MATCH, LONG_MATCH = 2, 12
+"""Tokens: fewer are no match, and a match of LONG_MATCH or more is believed for longer."""
+USUAL_TOKENS, MAX_LOOKUP_TOKENS = 8, 16
+"""The most tokens of a proposal, and of one behind a long match."""
 MAX_MATCH = 16
-"""Longer matches count like this one."""
-LEAST_PROBABILITY = 0.1
-"""A row of the target's forward is worth more elsewhere, or not computed at all."""
+"""Longer matches have the rates of this length."""
 MAX_INDEXED = 32_768
-"""Tokens of a prompt that are searched, its last ones: some 500 bytes each."""
+"""The last tokens of a prompt, so many, are searched; each takes some 500 bytes."""
 
 _PRIOR = (
     *(0.0,) * LEAST_MATCH,
     *(0.4, 0.55, 0.65, 0.7, 0.75, 0.78, 0.8, 0.83, 0.83, 0.85, 0.85, 0.87, 0.87, 0.9, 0.95),
 )
-"""Before anything is learned: that the next token is the one behind a match of so many tokens. As
-counted on 700 of the default target's answers to varied prompts, in prompts and in outputs."""
+"""The rate at which the next token is the one behind the match, by the length of the match. Counted
+on 700 of the default target's answers to varied prompts, in prompts and in outputs."""
 
 
 class SharedTexts:
-    """Recent outputs of all requests, for those that come after them; bounded.
+    """Recent outputs of all requests, to be searched by later ones; at most `max_tokens` of them.
 
-    Of two halves the older one is dropped when the newer one is full. `version` changes with it.
+    They are in two halves. When the newer one is full the older one is dropped, and `version`
+    changes.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -56,11 +53,11 @@ class SharedTexts:
 
 
 _BETWEEN_TEXTS = -1
-"""No token; nothing is read beyond it."""
+"""Stands between two texts; it is no token, and no guess goes beyond it."""
 
 
 class _Text:
-    """A text that is searched, and how much of its end the sample's own end matches."""
+    """A text that is searched, and the place in it that matches the end of the sample."""
 
     def __init__(self, automaton: Automaton, match: Match, rates: RequestRates) -> None:
         self.automaton = automaton
@@ -88,9 +85,8 @@ class _Text:
         if length < LONG_MATCH:
             num = min(num, USUAL_TOKENS)
         guess = self.guess(num)
-        path = self._rates.path([_bucket(length + index) for index in range(len(guess))])
-        num_likely = sum(probability >= LEAST_PROBABILITY for probability in path)
-        return guess[:num_likely], path[:num_likely]
+        path = self._rates.likely_path([_bucket(length + index) for index in range(len(guess))])
+        return guess[: len(path)], path
 
 
 class _Output(_Text):
@@ -114,11 +110,11 @@ def _bucket(length: int) -> int:
 
 
 class _Searched:
-    """What is searched for one sample, up to the token that was seen last."""
+    """All texts that are searched for one sample; the first `num_seen` output tokens are read."""
 
     def __init__(self, prompt: Automaton, new_rates: Callable[[str], RequestRates]) -> None:
         self._shared_rates = new_rates("shared")
-        # The last one wins among equals: what was written last is the most like what comes.
+        # Among equals the last one wins: what was written last is the most like what comes next.
         self.own = [
             _Text(prompt, prompt.repeated(), new_rates("prompt")),
             _Output(Automaton(), NO_MATCH, new_rates("output")),
@@ -153,11 +149,11 @@ class _Searched:
 class LookupDrafter(ModelFree):
     """Proposes what followed the same tokens in the prompt, the output, or other outputs: a chain.
 
-    Only committed tokens are ever read, from the sequence itself, so there is nothing to take back,
-    and a sequence that was preempted is just read again. A prompt is read when its first token is
-    there; samples of one prompt share what is known of it.
+    Only committed tokens are read, from the sequence itself. So nothing has to be taken back when
+    drafts are rejected, and a sequence that was preempted is read again. Samples of one prompt
+    share the automaton of the prompt.
 
-    shared_tokens: of recent outputs of all requests that are searched too; 0 for none.
+    shared_tokens: tokens of recent outputs of all requests that are searched too; 0 for none.
     """
 
     kind = "lookup"

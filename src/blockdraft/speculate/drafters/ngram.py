@@ -21,19 +21,21 @@ from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import READ_DTYPES, NGramPaths, NGramQuery, TokenNoise
 from blockdraft.models.draft.waiting_features import held_alone
 from blockdraft.speculate.drafters.base import ModelFree
-from blockdraft.speculate.drafters.branches import noise_temperature
 from blockdraft.speculate.drafters.ngram_search import ngram_search
 from blockdraft.speculate.drafters.ngram_table import NGramTable
+from blockdraft.speculate.drafters.slots import noise_temperature
 from blockdraft.speculate.sampler.filters import filters
 from blockdraft.speculate.sampler.logits import Place
 from blockdraft.speculate.sampler.noise import large_noise
 
 MAX_NODES = 8
+"""The most nodes of a proposal."""
 MOST_WAITING = 16
-"""Parts of features that wait for a search of one text; older ones are given up."""
+"""Features come in parts, one a step. So many wait for a search of a text; older ones are dropped.
+"""
 GUESSED_ROWS = 4
-"""With more rows a Hydra head is not asked, since candidates of a large batch are worth less: with
-eight at once it brought nothing (docs/experiments/hydra-head.md)."""
+"""With more rows a Hydra head is not asked: in a large batch candidates are worth less. With eight
+rows it brought nothing (docs/experiments/hydra-head.md)."""
 
 
 class NGramDrafter(ModelFree):
@@ -45,18 +47,15 @@ class NGramDrafter(ModelFree):
     def __init__(
         self, table: NGramTable, vocab_size: int, layers: HydraLayers | None = None
     ) -> None:
-        """vocab_size: of the target, among whose tokens those of large noise are looked at.
-
-        layers: of a Hydra head.
-        """
+        """vocab_size: of the target. layers: of a Hydra head, if there is one."""
         self._search = ngram_search(table, layers)
         self._vocab_size = vocab_size
         self._waiting: dict[int, list[Tensor]] = {}
-        """Features that no search has had yet: of the tokens before the last ones of a text."""
+        """Features that no search has read yet, by sequence."""
         self._open: set[int] = set()
-        """Sequences that may be searched for."""
+        """Keys of the sequences that run."""
         self._alone: int | None = None
-        """The sequence that was asked for alone, until it is told what was committed."""
+        """The sequence that alone was proposed for in this step, until its tokens are committed."""
         self.feature_layers = () if layers is None else layers.feature_layers
         self._window = 1 if layers is None else layers.window
 
@@ -101,17 +100,17 @@ class NGramDrafter(ModelFree):
         is_alone = sample.key == self._alone
         if is_alone:
             self._alone = None
-        # In a crowd no head is asked; what is left of it is read on from there.
-        is_crowd = len(self._open) > GUESSED_ROWS
-        if not self.feature_layers or features is None or is_crowd:
+        # The head is not asked in a large batch. It reads on when few sequences are left.
+        is_large_batch = len(self._open) > GUESSED_ROWS
+        if not self.feature_layers or features is None or is_large_batch:
             self._waiting.pop(sample.key, None)
             return
         waiting = self._waiting.setdefault(sample.key, [])
         waiting.append(_readable(features[-self._window :]))
-        # Chunks of a prompt are joined when they are read; some steps are never read, perhaps.
+        # Nothing reads them in steps that do not propose without a model.
         del waiting[:-MOST_WAITING]
-        # Several rows would wait for each other; their heads are asked when they propose. Whoever
-        # was not asked in this step may not be asked in the next one.
+        # Guesses of several rows would wait for each other, so they are made when they are needed.
+        # A row that was not proposed for in this step may not be in the next one either.
         if is_alone and sample.finish_reason is None:
             self._search.guess_ahead(sample.key, sample.token_ids, self._joined(waiting))
 
@@ -122,18 +121,19 @@ class NGramDrafter(ModelFree):
         self._waiting.pop(key, None)
 
     def _joined(self, waiting: list[Tensor]) -> Tensor:
-        """[rows, values], those that a head looks back at."""
+        """Features [rows, values] of the last tokens, as many as a head looks back at."""
         return waiting[0] if len(waiting) == 1 else torch.cat(waiting)[-self._window :]
 
     def _noise(self, sample: Sample) -> TokenNoise | None:
-        """What decides between tokens behind a sample's own; None where nothing does."""
+        """The noise behind a sample's last token; None where noise decides nothing."""
         temperature = noise_temperature(sample.params)
         if temperature == 0.0:
             return None
         stream = Place(sample, 0, []).stream
         large = None
-        # Filters leave few tokens that are unlikely. Else the target asks for the same when it
-        # chooses here; places further on gain less by them than they cost.
+        # Filters leave few tokens that only their noise makes likely. Without filters, the large
+        # noise of this place is no extra work: the target's choice here asks for the same. That of
+        # places further on would cost more than it gains.
         if not filters(sample.params):
             found = large_noise(stream, self._vocab_size)
             large = found.ids, found.noise
@@ -141,5 +141,5 @@ class NGramDrafter(ModelFree):
 
 
 def _readable(features: Tensor) -> Tensor:
-    """As searches read them; of a large step only what is read stays."""
+    """Features in a type that searches read; no view of those of a large step."""
     return held_alone(features if features.dtype in READ_DTYPES else features.float())

@@ -50,8 +50,10 @@ from blockdraft.speculate.sampler.noise import noise_at
 from blockdraft.speculate.sampler.philox import Stream
 
 LEAST_PROBABILITY = 0.05
-"""A row of the target's forward is worth more elsewhere, or not computed at all."""
+"""Of a path that is worth proposing. A row of the target's forward is worth more elsewhere, or is
+better not computed."""
 MOST_NOISE = 300.0
+"""Noise times temperature counts as at most this, so that its exponential is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,6 @@ def _with_noise(successors: list[Shares], noise: TokenNoise) -> list[Shares]:
     ids = list(dict.fromkeys(token_id for following in several for token_id in following))
     stream = Stream(noise.seed, noise.sample_index, noise.position)
     own = noise.temperature * noise_at([stream], [len(ids)], np.array(ids))
-    # At high temperatures the exponential of the noise is more than a number can be.
     factors = dict(zip(ids, np.exp(own.clip(-MOST_NOISE, MOST_NOISE)).tolist(), strict=True))
     return [_weighted(following, factors) for following in successors]
 

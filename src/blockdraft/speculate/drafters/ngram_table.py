@@ -23,12 +23,12 @@ NGRAMS_NAME = "ngrams.safetensors"
 LONGEST = 3
 """Tokens of a context."""
 MAX_COUNTED = 2**23
-"""Tokens of answers that are counted, the first ones: some 270 bytes each while they are."""
+"""The first tokens of the answers, so many, are counted; each takes some 270 bytes meanwhile."""
 HEAD = 16
-"""Successors of a context that are always looked at, the most probable ones."""
+"""The most probable successors of a context, so many, are always looked at."""
 
 _LEAST_COUNT = 2
-"""What followed a context of several tokens only once is not kept."""
+"""What followed a context of several tokens less often is not kept."""
 _MAX_SUCCESSORS = 2**16 - 1
 _LEVELS_OF_E = 24.0
 """Probabilities are kept in a byte: so many levels are a factor of e, and 255 is 2e-5."""

@@ -12,9 +12,9 @@ from blockdraft.kernels.ngram_interface import OwnTextBelief
 from blockdraft.speculate.drafters.ngram_table import LONGEST, Shares
 
 MAX_READ = 8_192
-"""Tokens of a prompt that are read, its last ones: some 750 bytes each."""
+"""The last tokens of a prompt, so many, are read; each takes some 750 bytes."""
 MAX_REMEMBERED = 32
-"""Successors of a context that count, the last ones."""
+"""The last successors of a context, so many, count."""
 
 BESIDE_TABLE = OwnTextBelief(known_token=3.0, priors=(8.0, 4.0, 2.0))
 BESIDE_GUESS = OwnTextBelief(known_token=1.5, priors=(64.0, 32.0, 16.0))
@@ -30,7 +30,7 @@ class OwnText:
         self._followed: dict[tuple[int, ...], list[int]] = {}
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Count what is new of a text that is never cut; of the first call its end."""
+        """Count what is new of a text that only grows; the first call, its last MAX_READ tokens."""
         first = self._num_read if self._num_read else max(0, len(token_ids) - MAX_READ)
         for place in range(first, len(token_ids)):
             token_id = token_ids[place]

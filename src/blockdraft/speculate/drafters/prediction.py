@@ -15,24 +15,21 @@ from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.rates import Rates, RequestRates
 
 MAX_PREDICTED_TOKENS = 16
-"""Of a proposal."""
+"""The most tokens of a proposal."""
 MAX_RUN = 16
-"""Longer runs of right tokens count like this one."""
-LEAST_PROBABILITY = 0.1
-"""A row of the target's forward is worth more elsewhere, or not computed at all."""
+"""Longer runs of right tokens have the rates of this length."""
 _RUN_AT_START = 8
-"""Nothing is written yet, and a prediction is given because it is believed."""
+"""Before anything is written, so many tokens count as right: who gives a prediction believes it."""
 _NEAR = 32
-"""Places where a token stands that are looked at on either side of the one that was left."""
-
+"""Of the places where a token stands, so many are looked at on either side of the expected one."""
 _NEAR_FOR_ONE = 8
-"""A single token that is farther away says nothing."""
+"""A match of a single token counts only if it is no farther away."""
 
 _PRIOR = (
     0.3,
     *(0.5, 0.65, 0.75, 0.8, 0.85, 0.85, 0.9, 0.9, 0.9, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95),
 )
-"""Before anything is learned: that the next token is right behind a run of so many right ones."""
+"""By the number of right tokens in a row, the rate at which the next one is right too, at first."""
 
 
 class Follower:
@@ -61,7 +58,7 @@ class Follower:
             self._find(token_id)
 
     def _find(self, token_id: int) -> None:
-        """Go on behind the longest run that ends with this token, or behind the token expected."""
+        """Go on behind the longest run that ends with this token, else behind the expected one."""
         places = self._places.get(token_id, [])
         middle = bisect_left(places, self.place)
         near = places[max(0, middle - _NEAR) : middle + _NEAR]
@@ -72,7 +69,7 @@ class Follower:
         self.place = min(place + 1, len(self.token_ids))
 
     def _run_at(self, place: int) -> int:
-        """How many tokens up to a place are the last ones written."""
+        """How many tokens up to a place equal the last ones written."""
         longest = min(MAX_RUN, place + 1, len(self._written))
         same = (self.token_ids[place - i] == self._written[-1 - i] for i in range(longest))
         return next((i for i, is_same in enumerate(same) if not is_same), longest)
@@ -107,11 +104,8 @@ class _Prediction:
     def proposal(self, num: int, kind: str) -> Proposal:
         tokens = self.follower.expected(num)
         run = self.follower.run
-        path = self.rates.path([min(run + index, MAX_RUN) for index in range(len(tokens))])
-        num_likely = sum(probability >= LEAST_PROBABILITY for probability in path)
-        if not num_likely:
-            return NOTHING
-        return Proposal.chain(tokens[:num_likely], kind, path[:num_likely])
+        path = self.rates.likely_path([min(run + index, MAX_RUN) for index in range(len(tokens))])
+        return Proposal.chain(tokens[: len(path)], kind, path) if path else NOTHING
 
 
 class PredictionDrafter(ModelFree):

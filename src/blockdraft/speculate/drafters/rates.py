@@ -2,15 +2,21 @@
 
 from collections.abc import Sequence
 
-_MEMORY = 500.0
-"""Observations of a bucket that count; older ones fade."""
-_REQUEST_MEMORY = 32.0
+LEAST_PROBABILITY = 0.1
+"""Of a path that is worth proposing. A row of the target's forward is worth more elsewhere, or is
+better not computed."""
+
+_MEMORY, _REQUEST_MEMORY = 500.0, 32.0
+"""Observations of a bucket that count, of all requests and of one; older ones fade."""
 _BELIEF = 8.0
-"""Observations of its own that weigh as much as those of all other requests, or as a prior."""
+"""The prior counts as so many observations, and for one request so does what all others show."""
 
 
 class Rates:
-    """Shares of right guesses by bucket, beginning with a prior."""
+    """The share of guesses that were right, by bucket; at first the prior.
+
+    A bucket is a kind of guess that its drafter tells apart, such as the length of a match.
+    """
 
     def __init__(self, prior: Sequence[float]) -> None:
         self._right = [_BELIEF * rate for rate in prior]
@@ -31,7 +37,7 @@ class Rates:
 
 
 class RequestRates:
-    """Those of one request: what it has shown itself, beside what is known of all."""
+    """The same for one request: its own guesses, mixed with those of all requests."""
 
     def __init__(self, everyone: Rates, num_buckets: int) -> None:
         self._everyone = everyone
@@ -50,9 +56,14 @@ class RequestRates:
         self._num[bucket] = fading * (self._num[bucket] + 1.0)
 
     def path(self, buckets: Sequence[int]) -> list[float]:
-        """Of guesses that follow each other: that one and all before it are right."""
+        """For guesses in a row, the probability that each and all before it are right."""
         probabilities, probability = [], 1.0
         for bucket in buckets:
             probability *= self[bucket]
             probabilities.append(probability)
         return probabilities
+
+    def likely_path(self, buckets: Sequence[int]) -> list[float]:
+        """The same, without those below LEAST_PROBABILITY."""
+        path = self.path(buckets)
+        return path[: sum(probability >= LEAST_PROBABILITY for probability in path)]

@@ -41,10 +41,10 @@ Chooser = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Rows of one sequence between which a caller walks: `logits` [rows, V], and where each stands.
+    """Rows of one sequence at which a caller asks for choices: `logits` [rows, V] and their places.
 
-    The tokens ahead of a place may become known while the choices are asked for. skips: most rows
-    behind the first are not expected to be asked for.
+    The tokens ahead of a place may become known while choices are asked for. skips: the caller will
+    probably not ask for most rows behind the first.
     """
 
     logits: Tensor
@@ -118,11 +118,11 @@ class _Path(IdSequence[int]):
 
 
 def choose(walks: list[Walk]) -> list[Chooser]:
-    """For each walk, what tells the choice at its rows.
+    """For each walk a function that tells the choice at one of its rows.
 
-    Rows that do not depend on the tokens ahead are chosen at once, but for those that a walk on a
-    CPU skips; the others when they are asked for, so that a caller who stops early pays for no
-    more. No walk notices what keeps a row of another from a choice.
+    Rows that do not depend on the tokens ahead are chosen at once, except those that a walk on a
+    CPU may skip. Other rows are chosen when they are asked for, so that a caller who stops early
+    pays for no more. An error at a row concerns no other walk.
     """
     are_greedy = [walk.is_greedy for walk in walks]
     at_once = [walk.first if _is_lazy(walk) else walk for walk in walks]
@@ -148,7 +148,7 @@ def _is_lazy(walk: Walk) -> bool:
 def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
     """Yield the choice of each row of `logits` [rows, V], lazily; see Walk.chain.
 
-    Ties go to the lowest id.
+    Ties go to the lowest id. No choice is NO_CHOICE.
 
     Raises:
         RequestError: nothing may be chosen there, or a grammar cannot be followed any further.

@@ -8,16 +8,16 @@ from blockdraft.core.sequence import Sequence
 from blockdraft.speculate.sampler.choose import choices
 
 MOST_MARGIN = 64.0
-"""Logits. More is not told apart: no noise is as large."""
+"""Logits. Larger margins count as this: no noise is as large."""
 PRECISION = 2.0**-10
+"""Of a margin, in logits."""
 
 
 def margin_of(logits: Tensor, sequence: Sequence, token_id: int) -> float:
     """How much the choice leads a token, in logits [V]; 0 if the token is the choice.
 
-    The least by which the token must rise, or the choice fall, against all others until the choice
-    rule takes the token. Filters, penalties and noise are those of the rule itself, and a choice
-    that a filter lets pass by a hair falls out of it.
+    It is the least by which the logit of the token must rise, or that of the choice fall, for the
+    choice rule to take the token. The rule is applied with its filters, penalties and noise.
     """
     choice = next(choices(logits[None], sequence, []))
     if choice == token_id:

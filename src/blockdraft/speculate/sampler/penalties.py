@@ -48,9 +48,9 @@ def _amounts(times: Values, params: SamplingParams) -> Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """The different tokens of a sequence: all of them, and those of the output with their counts.
+    """The different tokens of a sequence: all (`seen`), and those of the output with their counts.
 
-    As of `counts` of so many tokens behind a prompt.
+    The other fields tell whether the sequence has changed since.
     """
 
     prompt_ids: frozenset[int]
@@ -83,7 +83,7 @@ class _Known:
 
 
 _last: WeakKeyDictionary[Sequence, _Known] = WeakKeyDictionary()
-"""Of sequences that somebody holds: many places of a step ask, and sets take long to read."""
+"""What is known of each sequence: many places of a step ask, and sets take long to read."""
 
 
 def _known(sequence: Sequence) -> _Known:

@@ -32,7 +32,7 @@ class Stream:
     position: int
 
     def address(self) -> Words:
-        """As words [3]: the key, and the second word of the counter."""
+        """The key (two words) and the second word of the counter, [3]."""
         # Typed: numpy turns a list with a seed of 64 bits and a small number into float64.
         return np.array([self.seed, self.sample_index, self.position], dtype=np.uint64)
 

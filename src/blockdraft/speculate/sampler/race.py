@@ -18,16 +18,16 @@ from blockdraft.speculate.sampler.shortlist import quick_survivors, threshold
 MAX_SHARE = 16
 """Where more than one token in this many can win, the noise of all is drawn instead."""
 MAX_FILTERED = 512
-"""So few survivors of filters all get noise, and nothing is asked about others."""
+"""If no more tokens survive the filters, all of them get noise."""
 MAX_TOGETHER = 2**15
 """Tokens whose noise is drawn at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Tokens that can win a place, ascending, with their logits over the temperature.
+    """Tokens `ids` that can win a place, ascending, with their logits over the temperature.
 
-    `leader` may win too, and has `leader_value` with its noise.
+    `leader` can win too; its value with noise is known already.
     """
 
     stream: Stream

@@ -11,15 +11,15 @@ from blockdraft.speculate.sampler.filters import Indices, filtered, filters, kee
 from blockdraft.speculate.sampler.logits import Scores, tempered
 
 STRIDE = 16
-"""One token in so many tells about where the largest begin."""
+"""How large the largest tokens are is estimated from one token in so many."""
 NUCLEUS = 256
-"""Tokens among which top-p is decided, at least."""
+"""Top-p is decided among the largest tokens, at least so many."""
 _ROUNDING = 1e-9
 _SUM_ERROR = 2e-5
 """Of a sum of weights in float32, relative to it. Three times what rounding can do: exponents down
 to -20, below which nothing counts, are off by 4e-6 at most, and the sum of 200,000 by 2e-6."""
 _TEMPERATURES = 1e-3, 1e3
-"""Beyond these, float32 is not asked."""
+"""The range in which sums in float32 are accurate enough; outside it they are not used."""
 
 
 def quick_survivors(scores: Scores, top: np.float32, params: SamplingParams) -> Indices | None:
@@ -43,7 +43,7 @@ def quick_survivors(scores: Scores, top: np.float32, params: SamplingParams) -> 
 
 
 def threshold(top: np.float32, temperature: float, distance: float) -> np.float32:
-    """Scores below have, less `top` and over the temperature, less than `distance`."""
+    """A score t so that (score - top) / temperature < distance for all scores below t."""
     exact = float(top) + (distance - _ROUNDING) * temperature - 1e-15 * abs(float(top))
     with np.errstate(over="ignore"):
         below: np.float32 = np.nextafter(np.float32(exact), np.float32(-np.inf))
@@ -51,7 +51,7 @@ def threshold(top: np.float32, temperature: float, distance: float) -> np.float3
 
 
 def _largest(scores: Scores, num: int) -> Indices | None:
-    """Tokens of which none is less than any other one; at least `num`. None if they do not show."""
+    """The largest tokens, at least `num` and with all ties; None if they are not found this way."""
     some = scores[::STRIDE]
     rank = 2 * num // STRIDE + 8
     if rank > some.shape[0]:

@@ -1,0 +1,63 @@
+"""How many pages of keys and values fit into the memory."""
+
+import torch
+from transformers import PreTrainedModel
+
+from blockdraft.cache.paged_kv import LayerShape, int8_page_bytes, page_bytes
+from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.machine import memory_bytes
+from blockdraft.models.target.paged_support import layer_shapes
+from blockdraft.models.target.spread import layer_devices
+
+SHARE_OF_MEMORY = 0.25
+"""The share of the memory for keys and values, unless a size is given."""
+MIN_PAGES = 9
+"""Enough for the self-test, and for a short chat."""
+
+
+def num_pages(config: LLMConfig, model: PreTrainedModel, draft_page_bytes: float) -> int:
+    """As many pages as the memory holds, but no more than all sequences can ever fill.
+
+    draft_page_bytes: what the drafter's own cache takes for each page of the target.
+
+    Raises:
+        ConfigError: there is memory for fewer than MIN_PAGES.
+        NotPaged: the model does not run in pages.
+    """
+    shapes = layer_shapes(model)
+    sizes: dict[torch.device, float] = {model.device: 0.0}
+    for shape, device in zip(shapes, layer_devices(model, len(shapes)), strict=True):
+        sizes[device] = sizes.get(device, 0.0) + _page_bytes(config, shape, model.dtype)
+    sizes[model.device] += draft_page_bytes
+    size = sum(sizes.values())
+    max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
+    most = max(MIN_PAGES, 1 + config.max_concurrency * -(-max_context // PAGE_SIZE))
+    # Of several devices, the fullest one decides.
+    budget = min(
+        _memory_bytes(config, device) * (1 if config.memory else size / own)
+        for device, own in sizes.items()
+        if own
+    )
+    num = min(most, int(budget // size))
+    if num < MIN_PAGES:
+        raise ConfigError(
+            f"memory of {budget / 2**30:.3g} GiB holds {num} pages of {PAGE_SIZE} tokens, "
+            f"and {MIN_PAGES} are needed; give --memory {MIN_PAGES * size / 2**30:.3g} or more"
+        )
+    return num
+
+
+def _page_bytes(config: LLMConfig, shape: LayerShape, dtype: torch.dtype) -> int:
+    in_int8 = config.kv_cache_dtype == "int8"
+    return int8_page_bytes([shape]) if in_int8 else page_bytes([shape], dtype)
+
+
+def _memory_bytes(config: LLMConfig, device: torch.device) -> float:
+    if config.memory is not None:
+        return config.memory * 2**30
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return SHARE_OF_MEMORY * free
+    return SHARE_OF_MEMORY * memory_bytes()
