@@ -231,6 +231,16 @@ def test_a_training_that_was_stopped_goes_on(config: HeadConfig, tmp_path: Path)
     assert not (config.drafter / HEAD_STATE).exists()
 
 
+def test_a_refused_training_deletes_no_states(config: HeadConfig, tmp_path: Path) -> None:
+    config = replaced(config, minutes=60.0, states=tmp_path / "states")
+    with stopped_after(1), pytest.raises(Stopped):
+        train_head(config)
+    before = (tmp_path / "states" / "filled.bin").read_bytes()
+    with pytest.raises(ConfigError, match="of a training with other answers"):
+        train_head(replaced(config, limit=100))
+    assert (tmp_path / "states" / "filled.bin").read_bytes() == before
+
+
 def test_a_state_that_is_loaded_is_the_one_that_was_saved(
     target: FrozenTarget, tmp_path: Path
 ) -> None:

@@ -129,8 +129,6 @@ class _HeadRun:
         on_cpu = target.embed_weight.device.type == "cpu"
         step_tokens = config.step_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
         sha256 = target_sha256(folder)
-        self.places = Places(target, examples, config.states, sha256, step_tokens)
-        self.others = Places(target, self.held_out, None, sha256, step_tokens)
         if on_cpu and config.states is None:
             logger.info(
                 "the target reads the answers again in each step; with a folder for its states "
@@ -145,6 +143,10 @@ class _HeadRun:
             "lr": config.lr,
             "step_tokens": step_tokens,
         }
+        # Before the folder of states forgets other answers: these may have been given by mistake.
+        self.state = load_head_state(config.drafter / HEAD_STATE, self.trained)
+        self.places = Places(target, examples, config.states, sha256, step_tokens)
+        self.others = Places(target, self.held_out, None, sha256, step_tokens)
         self.learner = HeadLearner(head.to(device), target, config.lr)
         self.stop, self.shown = StopSignals(), Progress(logger)
         logger.info(
@@ -155,8 +157,7 @@ class _HeadRun:
 
     def run(self) -> HeadResult:
         """Learn until the minutes are over, and write the head."""
-        learner, path = self.learner, self.config.drafter / HEAD_STATE
-        state = load_head_state(path, self.trained)
+        learner, state = self.learner, self.state
         if state is None:
             before, seconds = self._measure("before"), 0.0
         else:
@@ -174,7 +175,7 @@ class _HeadRun:
         learner.check_finite()
         after = self._measure("after")
         learner.head.cpu().save(self.config.drafter, self._facts(before, after))
-        path.unlink(missing_ok=True)
+        (self.config.drafter / HEAD_STATE).unlink(missing_ok=True)
         return HeadResult(
             head=self.config.drafter / HEAD_NAME,
             num_steps=learner.num_steps,
