@@ -271,9 +271,31 @@ def test_states_are_saved_on_the_way(config: HeadConfig) -> None:
 
 
 def test_weights_that_are_no_numbers_replace_nothing(config: HeadConfig) -> None:
-    with pytest.raises(ConfigError, match="are no longer finite numbers; lower lr, which is 1e"):
+    with pytest.raises(ConfigError, match=r"lr is 1e\+38, .* no longer finite numbers; lower it"):
         train_head(replaced(config, lr=1e38, minutes=0.01))
+    assert not (config.drafter / HEAD_STATE).exists()
+    # One step leaves weights that are numbers, and what they guess is none.
+    with pytest.raises(ConfigError, match=r"lr is 1e\+30, and after 1 step the"):
+        train_head(replaced(config, lr=1e30, minutes=1e-9))
     assert not (config.drafter / HEAD_NAME).exists()
+
+
+@pytest.mark.parametrize("what", ["measured", "written"])
+def test_what_was_learned_outlives_its_end(config: HeadConfig, what: str) -> None:
+    where = (HeadLearner, "divergences") if what == "measured" else (HydraHead, "save")
+    measure = HeadLearner.divergences
+
+    def broken(head: HydraHead | HeadLearner, *args: Any) -> list[float]:
+        if isinstance(head, HeadLearner) and head.num_steps == 0:
+            return measure(head, *args)
+        raise KeyboardInterrupt
+
+    with patch.object(*where, broken), pytest.raises(KeyboardInterrupt):
+        train_head(config)
+    assert not (config.drafter / HEAD_NAME).exists()
+    num_steps = torch.load(config.drafter / HEAD_STATE, weights_only=True)["learner"]["num_steps"]
+    assert train_head(config).num_steps == num_steps > 0
+    assert (config.drafter / HEAD_NAME).exists()
     assert not (config.drafter / HEAD_STATE).exists()
 
 

@@ -170,10 +170,12 @@ class _HeadRun:
                     self._read()
                 self.clock = RunClock(seconds)
                 self._learn(before)
+                # Whatever happens while the head is measured and written, this is there.
+                self._save(before)
             finally:
                 self.shown.clear()
-        learner.check_finite()
         after = self._measure("after")
+        learner.check_finite(after)
         learner.head.cpu().save(self.config.drafter, self._facts(before, after))
         (self.config.drafter / HEAD_STATE).unlink(missing_ok=True)
         return HeadResult(
