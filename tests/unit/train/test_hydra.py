@@ -330,11 +330,25 @@ def test_training_begins_with_the_drafter_s_head(config: HeadConfig) -> None:
     assert torch.allclose(after.down.weight, before.down.weight, atol=1e-3)
 
 
+def test_a_head_of_another_drafter_is_not_trained_on(config: HeadConfig) -> None:
+    shape = HeadShape(HIDDEN_SIZE, 8, (1, LAYER_IDS[1]), 0.5)
+    HydraHead(shape, torch.arange(4)).save(config.drafter)
+    with pytest.raises(ModelError, match=r"reads layers \[1, 2\], and the drafter \[0, 2, 3\]"):
+        train_head(replaced(config, num_tokens=None, from_head=True))
+
+
 def test_what_cannot_be_trained_is_refused(config: HeadConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"layers holds \[9\], and the drafter reads"):
+    with pytest.raises(ConfigError, match=r"layers is \[0, 2, 9\], .* \[0, 2, 3\], without \[9\]"):
         train_head(replaced(config, layers=(0, LAYER_IDS[1], 9)))
     with pytest.raises(ConfigError, match=r"minutes is 0\.0; it must be above 0"):
         replaced(config, minutes=0.0)
+    with pytest.raises(ConfigError, match=r"layers is \[0, 0\]; it must be without repetitions"):
+        replaced(config, layers=(0, 0))
+    for folder in (config.drafter, config.drafter / ".." / "drafter", *config.answers):
+        with pytest.raises(ConfigError, match=r"states is '.*; it must be a folder of its own"):
+            replaced(config, states=folder)
+    with pytest.raises(ConfigError, match="is no folder; give another name"):
+        train_head(replaced(config, states=config.drafter / "config.json" / "states"))
     with pytest.raises(ConfigError, match="keeps its layers, tokens and size"):
         replaced(config, from_head=True)
     with pytest.raises(ModelError, match="no-drafter"):

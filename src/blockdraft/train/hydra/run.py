@@ -82,6 +82,8 @@ def train_head(config: HeadConfig) -> HeadResult:
         Stopped: a signal asked for the end; the state is saved.
     """
     check_output_folder(config.drafter)
+    if config.states is not None:
+        check_output_folder(config.states)
     use_threads(None, ENVIRONMENT)
     folder = resolve_model(config.target)
     drafter_layers = _check_drafter(config, folder)
@@ -108,7 +110,8 @@ def _check_drafter(config: HeadConfig, target: Path) -> tuple[int, ...]:
         )
     if missing := sorted(set(config.layers) - set(known)):
         raise ConfigError(
-            f"layers holds {missing}, and the drafter reads {sorted(known)}; choose among these"
+            f"layers is {list(config.layers)}, and the drafter reads {sorted(known)}, without "
+            f"{missing}; choose among these"
         )
     return known
 
@@ -122,7 +125,7 @@ class _HeadRun:
         model = load_target_model(folder, torch.bfloat16, device)
         dequantize(model)
         check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
-        known = _known_head(config.drafter, model) if config.from_head else None
+        known = _known_head(config.drafter, model, drafter_layers) if config.from_head else None
         layers = known.shape.target_layer_ids if known else config.layers
         target = FrozenTarget(model, layers or _some_of(drafter_layers))
         examples, self.held_out = _read_texts(config, model)
@@ -282,17 +285,23 @@ def _read_texts(
     return examples, held_out
 
 
-def _known_head(drafter: Path, model: PreTrainedModel) -> HydraHead:
+def _known_head(drafter: Path, model: PreTrainedModel, drafter_layers: Sequence[int]) -> HydraHead:
     """The one that the drafter has.
 
     Raises:
         ConfigError: it has none.
-        ModelError: it is damaged, or of another target.
+        ModelError: it is damaged, or of another target or drafter.
     """
     vocab_size, hidden_size = model.get_input_embeddings().weight.shape
     head = HydraHead.load(drafter, hidden_size, vocab_size)
     if head is None:
         raise ConfigError(f"{drafter} has no {HEAD_NAME} to begin with; leave from_head out")
+    layers = head.shape.target_layer_ids
+    if not set(layers) <= set(drafter_layers):
+        raise ModelError(
+            f"{drafter / HEAD_NAME} reads layers {list(layers)}, and the drafter "
+            f"{sorted(drafter_layers)}; leave from_head out to train another one"
+        )
     return head
 
 
