@@ -23,7 +23,7 @@ from blockdraft.train.hydra.config import HeadConfig
 from blockdraft.train.hydra.learning import HeadLearner
 from blockdraft.train.hydra.places import Places
 from blockdraft.train.hydra.run import train_head
-from blockdraft.train.hydra.state import HEAD_STATE
+from blockdraft.train.hydra.state import HEAD_STATE, how_to_go_on
 from blockdraft.train.stopping import Stopped
 from tests.command_line import refusal, run_json
 from tests.tiny import (
@@ -205,6 +205,16 @@ def test_a_head_is_written_with_where_it_comes_from(config: HeadConfig) -> None:
     assert not (config.drafter / HEAD_STATE).exists()
 
 
+def test_long_answers_are_left_out_and_said_so(
+    config: HeadConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "blockdraft")
+    with patch.object(run_module, "MAX_TOKENS", 14):
+        result = train_head(replaced(config, limit=1000))
+    assert "answers left out: of more than 14 tokens with their prompts 600" in caplog.text
+    assert f"{900 - result.num_held_out} answers to learn from" in caplog.text
+
+
 def test_one_answer_is_enough(config: HeadConfig) -> None:
     result = train_head(replaced(config, limit=1))
     assert result.num_steps >= 1
@@ -219,7 +229,7 @@ def test_a_training_that_was_stopped_goes_on(config: HeadConfig, tmp_path: Path)
     assert not (config.drafter / HEAD_NAME).exists()
     state = torch.load(config.drafter / HEAD_STATE, weights_only=True)
     assert state["learner"]["num_steps"] == 3
-    with pytest.raises(ConfigError, match=r"of a training with another lr; give the same"):
+    with pytest.raises(ConfigError, match=r"another lr \(now 1\.0, there 0\.002\); give the same"):
         train_head(replaced(config, lr=1.0))
     assert (config.drafter / HEAD_STATE).exists()
     with stopped_after(5), pytest.raises(Stopped):
@@ -311,6 +321,7 @@ def test_a_signal_ends_the_reading_too(config: HeadConfig, tmp_path: Path) -> No
     config = replaced(config, states=tmp_path / "states", step_tokens=256, minutes=60.0)
     with patch.object(Places, "read", own), pytest.raises(Stopped):
         train_head(config)
+    assert f"has read is kept in {config.states}" in how_to_go_on(config.drafter, config.states)
     filled = (tmp_path / "states" / "filled.bin").read_bytes()
     assert 0 < sum(filled) < len(filled)
 
@@ -357,6 +368,15 @@ def test_what_cannot_be_trained_is_refused(config: HeadConfig, tmp_path: Path) -
     with pytest.raises(ModelError, match="drafter: "):
         train_head(config)
     assert not (config.drafter / HEAD_NAME).exists()
+
+
+def test_answers_that_are_too_short_are_refused_without_a_limit_that_none_has_set(
+    config: HeadConfig, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"id": "1", "set": "s", "prompt_ids": [1, 2], "response_ids": []}\n')
+    with pytest.raises(ConfigError, match=r"\(0 loop, 1 hold under 1 token\); write more"):
+        train_head(replaced(config, answers=(empty,)))
 
 
 def test_the_command_trains_and_refuses_in_a_line(config: HeadConfig) -> None:

@@ -15,6 +15,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.core.threads import ENVIRONMENT
+from blockdraft.core.words import counted
 from blockdraft.data.dataset import count_answer_tokens, read_examples, split_held_out
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.store import Example, TextStore
@@ -51,7 +52,7 @@ NUM_TOKENS = 8192
 """That a new head guesses."""
 INNER_PER_HIDDEN = 2
 """Size of a new head's gated layer, in hidden sizes of the target."""
-NUM_SHOWN = 100
+NUM_SHOWN = 10
 """Steps whose mean loss is shown."""
 
 
@@ -153,8 +154,12 @@ class _HeadRun:
         self.learner = HeadLearner(head.to(device), target, config.lr)
         self.stop, self.shown = StopSignals(), Progress(logger)
         logger.info(
-            "%d answers to learn from, %d held out; %d parameters; layers %s of the target",
-            *(len(examples), len(self.held_out), sum(own.numel() for own in head.parameters())),
+            "%s to learn from, %d held out; %d parameters; layers %s of the target",
+            *(
+                counted(len(examples), "answer"),
+                len(self.held_out),
+                sum(own.numel() for own in head.parameters()),
+            ),
             ", ".join(map(str, target.layer_ids)),
         )
 
@@ -271,9 +276,14 @@ def _read_texts(
     Raises:
         ConfigError: none is left, or they are of another target.
     """
-    texts = read_examples(config.answers, min_response_len=1, max_len=2**30)
+    texts = read_examples(config.answers, min_response_len=1, max_len=None)
     check_ids(model, texts)
-    texts = texts.where((texts.lengths <= MAX_TOKENS) & (texts.prompt_lens > 1))
+    is_long, has_prompt = texts.lengths > MAX_TOKENS, texts.prompt_lens > 1
+    if num_long := int(is_long.sum()):
+        logger.info(
+            "answers left out: of more than %d tokens with their prompts %d", MAX_TOKENS, num_long
+        )
+    texts = texts.where(~is_long & has_prompt)
     drawn = np.random.default_rng(7).permutation(texts.chosen)[: config.limit]
     share = min(MOST_SHARE, max(LEAST_SHARE, NUM_HELD_OUT / max(1, len(drawn))))
     examples, held_out = split_held_out(TextStore(texts.arrays, drawn), share)
