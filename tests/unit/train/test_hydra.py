@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import PhiConfig, PhiForCausalLM
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.progress import Progress
@@ -30,6 +31,7 @@ from tests.tiny import (
     HIDDEN_SIZE,
     LAYER_IDS,
     TEXT_VOCAB_SIZE,
+    TINY_SIZES,
     VOCAB_SIZE,
     edit_json,
     tiny_drafter_folder,
@@ -339,6 +341,15 @@ def test_training_begins_with_the_drafter_s_head(config: HeadConfig) -> None:
     assert after.shape == before.shape
     assert torch.equal(after.token_ids, before.token_ids)
     assert torch.allclose(after.down.weight, before.down.weight, atol=1e-3)
+
+
+def test_a_target_whose_head_has_a_bias_is_refused(config: HeadConfig, tmp_path: Path) -> None:
+    sizes = TINY_SIZES | {"vocab_size": TEXT_VOCAB_SIZE, "num_key_value_heads": 4}
+    PhiForCausalLM(PhiConfig(**sizes)).save_pretrained(tmp_path / "phi")
+    with pytest.raises(
+        ModelError, match="the head of PhiForCausalLM has a bias, which training of"
+    ):
+        train_head(replaced(config, target=str(tmp_path / "phi")))
 
 
 def test_a_head_of_another_drafter_is_not_trained_on(config: HeadConfig) -> None:
