@@ -223,7 +223,7 @@ def groups(prompts: Sequence[Example], token_room: int, max_tokens: int) -> list
 
 def _prompts(paths: Sequence[Path]) -> list[Example]:
     """Each once."""
-    texts = read_examples(paths, min_response_len=1, max_len=2**30)
+    texts = read_examples(paths, min_response_len=1, max_len=None)
     chosen: dict[tuple[int, ...], Example] = {}
     for text in texts.where((texts.prompt_lens <= MAX_PROMPT) & (texts.prompt_lens > 1)):
         chosen.setdefault(text.prompt_ids, text)

@@ -29,7 +29,7 @@ def count_ngrams(
 
     check_output_folder(drafter)
     read_config(drafter)  # a folder that holds none is said before the answers are counted
-    texts = read_examples(answers, min_response_len=1, max_len=2**30)
+    texts = read_examples(answers, min_response_len=1, max_len=None)
     table = NGramTable.count((text.token_ids, len(text.prompt_ids)) for text in texts)
     with full_disk_refused(drafter):
         table.save(drafter)

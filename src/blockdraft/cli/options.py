@@ -13,7 +13,14 @@ import typer
 from blockdraft.cli.fields import Fields
 from blockdraft.cli.imports import quick_imports
 from blockdraft.cli.logs import LOG
-from blockdraft.core.config import DeviceMap, DraftDtype, KVCacheDtype, LLMConfig, Quantize
+from blockdraft.core.config import (
+    MOST_DRAFT_TOKENS,
+    DeviceMap,
+    DraftDtype,
+    KVCacheDtype,
+    LLMConfig,
+    Quantize,
+)
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
@@ -96,7 +103,8 @@ Exact = Annotated[
 NumDraftTokens = Annotated[
     int | None,
     typer.Option(
-        help="Most drafted tokens that the target checks in a step; 0 decodes plainly.",
+        help="Most drafted tokens that the target checks in a step, up to "
+        f"{MOST_DRAFT_TOKENS}; 0 decodes plainly.",
         show_default="as many as save time, up to 15 or a whole block",
     ),
 ]

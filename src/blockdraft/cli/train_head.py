@@ -38,7 +38,7 @@ def train_head(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Most answers to learn from, drawn at random.")
+        int | None, typer.Option(help="Most answers to take, drawn at random.")
     ] = None,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
     step_tokens: Annotated[
@@ -74,8 +74,8 @@ def train_head(
 ) -> None:
     """Train a Hydra head: a small network that guesses the next three tokens on CPUs.
 
-    It is written beside the drafter's weights, which stay as they are. To resume a training that
-    was stopped, give the same command again.
+    It is written beside the drafter's weights, which stay as they are, in place of a head that is
+    there. To resume a training that was stopped, give the same command again.
     """
     values: dict[str, Any] = dict(locals())
     result = _run(values)
@@ -101,7 +101,7 @@ def _run(values: Mapping[str, Any]) -> "HeadResult":
     try:
         return run(config)
     except KeyboardInterrupt as error:
-        typer.echo(f"blockdraft: {how_to_go_on(config.drafter)}", err=True)
+        typer.echo(f"blockdraft: {how_to_go_on(config.drafter, config.states)}", err=True)
         raise typer.Exit(exit_status_of(error)) from error
 
 

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -92,7 +93,17 @@ def reserve_disk(path: Path, num_bytes: int) -> None:
 
     Without that, a full disk ends the process when a mapped file is written to, without a word. A
     file that exists keeps what it holds, and grows.
+
+    Raises:
+        DiskError: the disk has less room.
     """
+    missing = num_bytes - (path.stat().st_size if path.exists() else 0)
+    free = shutil.disk_usage(path.parent).free
+    if missing > free:
+        raise DiskError(
+            f"{path} needs {missing / 2**20:,.0f} MiB and its disk has {free / 2**20:,.0f} MiB "
+            "free; make room, or give another folder"
+        )
     with path.open("ab") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)

@@ -61,13 +61,15 @@ class Batch:
         )
 
 
-def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int) -> TextStore:
+def read_examples(
+    paths: Sequence[Path], *, min_response_len: int, max_len: int | None
+) -> TextStore:
     """Examples of files or folders of answers that are fit to learn from, see `read_rows`.
 
     Left out: answers that loop, answers under `min_response_len` tokens, and repeated answers to a
     prompt, in whatever file. Answers are cut so that prompt and answer hold at most `max_len`
-    tokens. Many of them are read once and then mapped from a folder of the cache, by whichever
-    process comes first.
+    tokens; None cuts none. Many of them are read once and then mapped from a folder of the cache,
+    by whichever process comes first.
 
     Raises:
         ConfigError: a file is missing or damaged, a row lacks a key, or nothing is left.
@@ -92,14 +94,16 @@ def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int)
     return TextStore(TextArrays.open(folder))
 
 
-def _read(paths: Sequence[Path], writer: Writer, min_response_len: int, max_len: int) -> TextArrays:
+def _read(
+    paths: Sequence[Path], writer: Writer, min_response_len: int, max_len: int | None
+) -> TextArrays:
     seen: set[bytes] = set()
     num_loops = num_short = num_repeated = num_cut = 0
     for path in paths:
         for number, row in read_rows(path):
             prompt_ids, response_ids = _ids_of(row, path, number)
-            room = max(0, max_len - len(prompt_ids))
-            is_cut, response_ids = len(response_ids) > room, response_ids[:room]
+            room = None if max_len is None else max(0, max_len - len(prompt_ids))
+            is_cut, response_ids = len(response_ids[:room]) < len(response_ids), response_ids[:room]
             if len(response_ids) < min_response_len:
                 num_short += 1
                 continue
@@ -121,12 +125,13 @@ def _read(paths: Sequence[Path], writer: Writer, min_response_len: int, max_len:
     if left_out := ", ".join(f"{why} {number}" for why, number in reasons.items() if number):
         logger.info("answers left out: %s", left_out)
     if num_cut:
-        logger.info("answers cut off at max_len %d: %d", max_len, num_cut)
+        logger.info("answers cut off at max_len %s: %d", max_len, num_cut)
     if not len(writer):
         names = ", ".join(map(str, paths))
+        within = "" if max_len is None else f" within max_len {max_len}"
         raise ConfigError(
             f"no answer in {names} is fit to train on ({num_loops} loop, {num_short} hold under "
-            f"{min_response_len} tokens within max_len {max_len}); write more or longer answers"
+            f"{counted(min_response_len, 'token')}{within}); write more or longer answers"
         )
     return writer.finish()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import LOCK
 from blockdraft.models.draft.checkpoint import PROVENANCE_NAME, read_provenance
 from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
@@ -22,6 +23,8 @@ BEST, LAST = "drafter", "last"
 
 BESIDE = {HEAD_NAME, HEAD_STATE, NGRAMS_NAME}
 """Beside the best drafter: they are of the target and its answers, not of the drafter's weights."""
+_OF_OTHERS = BESIDE | {f"{name}.part" for name in BESIDE} | {LOCK}
+"""What stays when the best drafter is replaced: a head may be training there at that time."""
 
 
 class RunFolder:
@@ -78,12 +81,13 @@ class RunFolder:
 def _copy_drafter(source: Path, to: Path) -> None:
     """Its provenance comes last, and tells a whole copy from one that was cut off.
 
-    A Hydra head and n-grams stay: a run that goes on must not throw away an hour of training.
+    A Hydra head and n-grams stay: a run that goes on must not throw away an hour of training. So
+    does the lock of a head's training, which keeps a second one off.
     """
     to.mkdir(exist_ok=True)
     names = {path.name for path in source.iterdir()}
     for path in to.iterdir():
-        if path.name not in names | BESIDE and not path.is_dir():
+        if path.name not in names | _OF_OTHERS and not path.is_dir():
             path.unlink()
     for name in sorted(names, key=lambda name: name == PROVENANCE_NAME):
         part = to / f"{name}.part"

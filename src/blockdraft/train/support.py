@@ -12,7 +12,7 @@ def check_plain_head(model: PreTrainedModel, purpose: str, remedy: str) -> None:
     """Refuse a target whose logits are not simply its head's product with the final states.
 
     Raises:
-        ModelError: names the setting of the config that changes them.
+        ModelError: names the setting of the config that changes them, or the head's bias.
     """
     config = model.config.get_text_config()
     for name in _LOGIT_CHANGES:
@@ -21,3 +21,8 @@ def check_plain_head(model: PreTrainedModel, purpose: str, remedy: str) -> None:
                 f"{type(model).__name__} has {name} {getattr(config, name)}, which {purpose} "
                 f"ignores; {remedy}"
             )
+    # Phi has one.
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise ModelError(
+            f"the head of {type(model).__name__} has a bias, which {purpose} ignores; {remedy}"
+        )

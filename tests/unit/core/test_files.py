@@ -8,8 +8,8 @@ import pytest
 
 from blockdraft.cli.bench_output import publish
 from blockdraft.cli.output import check_writable
-from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import write_whole
+from blockdraft.core.errors import ConfigError, DiskError
+from blockdraft.core.files import reserve_disk, write_whole
 
 
 def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
@@ -25,6 +25,16 @@ def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypat
     with pytest.raises(OSError, match="no space"):
         publish({"b": 2}, output, as_json=False)
     assert output.read_text() == '{\n  "a": 1\n}\n'
+
+
+def test_more_than_a_disk_has_is_refused_with_both_sizes(tmp_path):
+    path = tmp_path / "states"
+    with pytest.raises(DiskError, match=r"states needs 1,073,741,824 MiB and its disk has [\d,]+ "):
+        reserve_disk(path, 2**50)
+    assert not path.exists()
+    reserve_disk(path, 5)
+    reserve_disk(path, 7)
+    assert path.read_bytes() == bytes(7)
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path):

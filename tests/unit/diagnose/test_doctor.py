@@ -95,6 +95,10 @@ def test_what_lies_beside_the_weights(pair):
     checks = look(pair)
     assert "contexts" in checks["n-grams"].found
     assert checks["hydra head"].found == f"guesses 5 tokens from layers {SIGN_LAYER}"
+    HydraHead(HeadShape(HIDDEN_SIZE, 8, (1, 99), 0.5), torch.arange(5)).save(pair[1])
+    checks = look(pair)
+    assert names(checks) == ["hydra head"]  # the engine refuses it
+    assert checks["hydra head"].found.startswith("reads layers 1, 99, and the drafter ")
     for name in ("ngrams.safetensors", "hydra_head.safetensors"):
         (pair[1] / name).write_bytes(b"cut off")
     assert names(look(pair)) == ["n-grams", "hydra head"]
@@ -276,14 +280,15 @@ def test_layers_off_by_one_are_measured(pair, by):
     set_layers(pair, SIGN_LAYER + by)
     forget(pair[1], "drafter")
     checks = look(pair, quick=False)
-    assert [name for name in names(checks) if not name.startswith("tau")] == ["layer ids"]
+    found = [name for name in names(checks) if not name.startswith("tau")]
+    assert found == ["layer ids", "hydra head"]  # the head reads what the drafter should
     assert f"[{SIGN_LAYER}]" in checks["layer ids"].remedy
-    assert len(names(checks)) == 5  # and so is every tau
+    assert len(names(checks)) == 6  # and so is every tau
 
 
 def test_other_layers_than_in_training(pair):
     set_layers(pair, SIGN_LAYER + 1)
-    assert names(look(pair)) == ["layer ids"]
+    assert names(look(pair)) == ["layer ids", "hydra head"]
     set_layers(pair, 7)
     assert names(look(pair)) == ["layer ids"]
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import PhiConfig, PhiForCausalLM
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.progress import Progress
@@ -23,13 +24,14 @@ from blockdraft.train.hydra.config import HeadConfig
 from blockdraft.train.hydra.learning import HeadLearner
 from blockdraft.train.hydra.places import Places
 from blockdraft.train.hydra.run import train_head
-from blockdraft.train.hydra.state import HEAD_STATE
+from blockdraft.train.hydra.state import HEAD_STATE, how_to_go_on
 from blockdraft.train.stopping import Stopped
 from tests.command_line import refusal, run_json
 from tests.tiny import (
     HIDDEN_SIZE,
     LAYER_IDS,
     TEXT_VOCAB_SIZE,
+    TINY_SIZES,
     VOCAB_SIZE,
     edit_json,
     tiny_drafter_folder,
@@ -205,6 +207,16 @@ def test_a_head_is_written_with_where_it_comes_from(config: HeadConfig) -> None:
     assert not (config.drafter / HEAD_STATE).exists()
 
 
+def test_long_answers_are_left_out_and_said_so(
+    config: HeadConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "blockdraft")
+    with patch.object(run_module, "MAX_TOKENS", 14):
+        result = train_head(replaced(config, limit=1000))
+    assert "answers left out: of more than 14 tokens with their prompts 600" in caplog.text
+    assert f"{900 - result.num_held_out} answers to learn from" in caplog.text
+
+
 def test_one_answer_is_enough(config: HeadConfig) -> None:
     result = train_head(replaced(config, limit=1))
     assert result.num_steps >= 1
@@ -219,7 +231,7 @@ def test_a_training_that_was_stopped_goes_on(config: HeadConfig, tmp_path: Path)
     assert not (config.drafter / HEAD_NAME).exists()
     state = torch.load(config.drafter / HEAD_STATE, weights_only=True)
     assert state["learner"]["num_steps"] == 3
-    with pytest.raises(ConfigError, match=r"of a training with another lr; give the same"):
+    with pytest.raises(ConfigError, match=r"another lr \(now 1\.0, there 0\.002\); give the same"):
         train_head(replaced(config, lr=1.0))
     assert (config.drafter / HEAD_STATE).exists()
     with stopped_after(5), pytest.raises(Stopped):
@@ -229,6 +241,16 @@ def test_a_training_that_was_stopped_goes_on(config: HeadConfig, tmp_path: Path)
     result = train_head(replaced(config, minutes=1e-6))
     assert result.num_steps == 5
     assert not (config.drafter / HEAD_STATE).exists()
+
+
+def test_a_refused_training_deletes_no_states(config: HeadConfig, tmp_path: Path) -> None:
+    config = replaced(config, minutes=60.0, states=tmp_path / "states")
+    with stopped_after(1), pytest.raises(Stopped):
+        train_head(config)
+    before = (tmp_path / "states" / "filled.bin").read_bytes()
+    with pytest.raises(ConfigError, match="of a training with other answers"):
+        train_head(replaced(config, limit=100))
+    assert (tmp_path / "states" / "filled.bin").read_bytes() == before
 
 
 def test_a_state_that_is_loaded_is_the_one_that_was_saved(
@@ -261,9 +283,31 @@ def test_states_are_saved_on_the_way(config: HeadConfig) -> None:
 
 
 def test_weights_that_are_no_numbers_replace_nothing(config: HeadConfig) -> None:
-    with pytest.raises(ConfigError, match="are no longer finite numbers; lower lr, which is 1e"):
+    with pytest.raises(ConfigError, match=r"lr is 1e\+38, .* no longer finite numbers; lower it"):
         train_head(replaced(config, lr=1e38, minutes=0.01))
+    assert not (config.drafter / HEAD_STATE).exists()
+    # One step leaves weights that are numbers, and what they guess is none.
+    with pytest.raises(ConfigError, match=r"lr is 1e\+30, and after 1 step the"):
+        train_head(replaced(config, lr=1e30, minutes=1e-9))
     assert not (config.drafter / HEAD_NAME).exists()
+
+
+@pytest.mark.parametrize("what", ["measured", "written"])
+def test_what_was_learned_outlives_its_end(config: HeadConfig, what: str) -> None:
+    where = (HeadLearner, "divergences") if what == "measured" else (HydraHead, "save")
+    measure = HeadLearner.divergences
+
+    def broken(head: HydraHead | HeadLearner, *args: Any) -> list[float]:
+        if isinstance(head, HeadLearner) and head.num_steps == 0:
+            return measure(head, *args)
+        raise KeyboardInterrupt
+
+    with patch.object(*where, broken), pytest.raises(KeyboardInterrupt):
+        train_head(config)
+    assert not (config.drafter / HEAD_NAME).exists()
+    num_steps = torch.load(config.drafter / HEAD_STATE, weights_only=True)["learner"]["num_steps"]
+    assert train_head(config).num_steps == num_steps > 0
+    assert (config.drafter / HEAD_NAME).exists()
     assert not (config.drafter / HEAD_STATE).exists()
 
 
@@ -279,6 +323,7 @@ def test_a_signal_ends_the_reading_too(config: HeadConfig, tmp_path: Path) -> No
     config = replaced(config, states=tmp_path / "states", step_tokens=256, minutes=60.0)
     with patch.object(Places, "read", own), pytest.raises(Stopped):
         train_head(config)
+    assert f"has read is kept in {config.states}" in how_to_go_on(config.drafter, config.states)
     filled = (tmp_path / "states" / "filled.bin").read_bytes()
     assert 0 < sum(filled) < len(filled)
 
@@ -298,11 +343,34 @@ def test_training_begins_with_the_drafter_s_head(config: HeadConfig) -> None:
     assert torch.allclose(after.down.weight, before.down.weight, atol=1e-3)
 
 
+def test_a_target_whose_head_has_a_bias_is_refused(config: HeadConfig, tmp_path: Path) -> None:
+    sizes = TINY_SIZES | {"vocab_size": TEXT_VOCAB_SIZE, "num_key_value_heads": 4}
+    PhiForCausalLM(PhiConfig(**sizes)).save_pretrained(tmp_path / "phi")
+    with pytest.raises(
+        ModelError, match="the head of PhiForCausalLM has a bias, which training of"
+    ):
+        train_head(replaced(config, target=str(tmp_path / "phi")))
+
+
+def test_a_head_of_another_drafter_is_not_trained_on(config: HeadConfig) -> None:
+    shape = HeadShape(HIDDEN_SIZE, 8, (1, LAYER_IDS[1]), 0.5)
+    HydraHead(shape, torch.arange(4)).save(config.drafter)
+    with pytest.raises(ModelError, match=r"reads layers \[1, 2\], and the drafter \[0, 2, 3\]"):
+        train_head(replaced(config, num_tokens=None, from_head=True))
+
+
 def test_what_cannot_be_trained_is_refused(config: HeadConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"layers holds \[9\], and the drafter reads"):
+    with pytest.raises(ConfigError, match=r"layers is \[0, 2, 9\], .* \[0, 2, 3\], without \[9\]"):
         train_head(replaced(config, layers=(0, LAYER_IDS[1], 9)))
     with pytest.raises(ConfigError, match=r"minutes is 0\.0; it must be above 0"):
         replaced(config, minutes=0.0)
+    with pytest.raises(ConfigError, match=r"layers is \[0, 0\]; it must be without repetitions"):
+        replaced(config, layers=(0, 0))
+    for folder in (config.drafter, config.drafter / ".." / "drafter", *config.answers):
+        with pytest.raises(ConfigError, match=r"states is '.*; it must be a folder of its own"):
+            replaced(config, states=folder)
+    with pytest.raises(ConfigError, match="is no folder; give another name"):
+        train_head(replaced(config, states=config.drafter / "config.json" / "states"))
     with pytest.raises(ConfigError, match="keeps its layers, tokens and size"):
         replaced(config, from_head=True)
     with pytest.raises(ModelError, match="no-drafter"):
@@ -311,6 +379,15 @@ def test_what_cannot_be_trained_is_refused(config: HeadConfig, tmp_path: Path) -
     with pytest.raises(ModelError, match="drafter: "):
         train_head(config)
     assert not (config.drafter / HEAD_NAME).exists()
+
+
+def test_answers_that_are_too_short_are_refused_without_a_limit_that_none_has_set(
+    config: HeadConfig, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"id": "1", "set": "s", "prompt_ids": [1, 2], "response_ids": []}\n')
+    with pytest.raises(ConfigError, match=r"\(0 loop, 1 hold under 1 token\); write more"):
+        train_head(replaced(config, answers=(empty,)))
 
 
 def test_the_command_trains_and_refuses_in_a_line(config: HeadConfig) -> None:

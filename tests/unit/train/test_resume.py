@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ConfigError, DiskError
-from blockdraft.core.files import folder_lock
+from blockdraft.core.files import LOCK, folder_lock
 from blockdraft.models.draft.checkpoint import read_provenance
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.hydra_head import HEAD_NAME
@@ -20,6 +20,7 @@ from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 from blockdraft.train import prepare, run_folder, trainer
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.hydra.state import HEAD_STATE
 from blockdraft.train.run_folder import RunFolder
 from blockdraft.train.run_log import best_of, evaluations, read_log
 from blockdraft.train.trainer import train
@@ -262,10 +263,15 @@ def test_a_hydra_head_beside_the_best_drafter_outlives_a_longer_run(config, monk
     monkeypatch.setattr(trainer._Run, "_measure", better_each_time)
     head = train(config).drafter / HEAD_NAME
     head.write_bytes(b"a head")
+    # Another one is in training.
+    others = [head.with_name(name) for name in (LOCK, HEAD_STATE, f"{HEAD_STATE}.part")]
+    for path in others:
+        path.touch()
     result = train(dataclasses.replace(config, max_steps=12))
     assert result.best["step"] == 12
     assert read_provenance(result.drafter)["result"] == result.best
     assert head.read_bytes() == b"a head"
+    assert all(path.exists() for path in others)
     assert (result.drafter / NGRAMS_NAME).exists()
     (config.out / trainer.STATE).unlink()
     train(config)

@@ -50,6 +50,11 @@ class HeadConfig:
             value = getattr(self, name)
             require(self, name, value is None or value >= 1, "1 or more")
         require(self, "layers", all(layer >= 0 for layer in self.layers), "0 or more each")
+        require(self, "layers", len(set(self.layers)) == len(self.layers), "without repetitions")
+        if self.states is not None:
+            others = {path.resolve() for path in (self.drafter, *self.answers)}
+            good = self.states.resolve() not in others
+            require(self, "states", good, "a folder of its own, not that of drafter or answers")
         if self.from_head and (self.layers or self.num_tokens or self.inner_size):
             raise ConfigError(
                 "the head that the drafter has keeps its layers, tokens and size; leave layers, "

@@ -6,12 +6,14 @@ tokens ahead, with the head's own states in place of features further ahead, as 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.words import counted
 from blockdraft.models.draft.hydra_head import HydraHead
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.hydra.places import Batch, Places
@@ -100,12 +102,14 @@ class HeadLearner:
         *sums, number = torch.stack(rows).sum(0).tolist()
         return [one / number for one in sums]
 
-    def check_finite(self) -> None:
-        """Raise ConfigError for weights that are no longer finite numbers."""
-        if not all(bool(own.isfinite().all()) for own in self.head.parameters()):
+    def check_finite(self, divergences: Sequence[float] = ()) -> None:
+        """Raise ConfigError if weights, or divergences that they gave, are no finite numbers."""
+        good = all(bool(own.isfinite().all()) for own in self.head.parameters())
+        if not good or not all(map(math.isfinite, divergences)):
+            steps = counted(self.num_steps, "step")
             raise ConfigError(
-                f"after {self.num_steps} steps the head's weights are no longer finite numbers; "
-                f"lower lr, which is {self._lr:g}"
+                f"lr is {self._lr:g}, and after {steps} the head's weights or divergences are no "
+                "longer finite numbers; lower it"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.core.threads import ENVIRONMENT
+from blockdraft.core.words import counted
 from blockdraft.data.dataset import count_answer_tokens, read_examples, split_held_out
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.store import Example, TextStore
@@ -51,7 +52,7 @@ NUM_TOKENS = 8192
 """That a new head guesses."""
 INNER_PER_HIDDEN = 2
 """Size of a new head's gated layer, in hidden sizes of the target."""
-NUM_SHOWN = 100
+NUM_SHOWN = 10
 """Steps whose mean loss is shown."""
 
 
@@ -82,6 +83,8 @@ def train_head(config: HeadConfig) -> HeadResult:
         Stopped: a signal asked for the end; the state is saved.
     """
     check_output_folder(config.drafter)
+    if config.states is not None:
+        check_output_folder(config.states)
     use_threads(None, ENVIRONMENT)
     folder = resolve_model(config.target)
     drafter_layers = _check_drafter(config, folder)
@@ -108,7 +111,8 @@ def _check_drafter(config: HeadConfig, target: Path) -> tuple[int, ...]:
         )
     if missing := sorted(set(config.layers) - set(known)):
         raise ConfigError(
-            f"layers holds {missing}, and the drafter reads {sorted(known)}; choose among these"
+            f"layers is {list(config.layers)}, and the drafter reads {sorted(known)}, without "
+            f"{missing}; choose among these"
         )
     return known
 
@@ -122,15 +126,13 @@ class _HeadRun:
         model = load_target_model(folder, torch.bfloat16, device)
         dequantize(model)
         check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
-        known = _known_head(config.drafter, model) if config.from_head else None
+        known = _known_head(config.drafter, model, drafter_layers) if config.from_head else None
         layers = known.shape.target_layer_ids if known else config.layers
         target = FrozenTarget(model, layers or _some_of(drafter_layers))
         examples, self.held_out = _read_texts(config, model)
         on_cpu = target.embed_weight.device.type == "cpu"
         step_tokens = config.step_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
         sha256 = target_sha256(folder)
-        self.places = Places(target, examples, config.states, sha256, step_tokens)
-        self.others = Places(target, self.held_out, None, sha256, step_tokens)
         if on_cpu and config.states is None:
             logger.info(
                 "the target reads the answers again in each step; with a folder for its states "
@@ -145,18 +147,25 @@ class _HeadRun:
             "lr": config.lr,
             "step_tokens": step_tokens,
         }
+        # Before the folder of states forgets other answers: these may have been given by mistake.
+        self.state = load_head_state(config.drafter / HEAD_STATE, self.trained)
+        self.places = Places(target, examples, config.states, sha256, step_tokens)
+        self.others = Places(target, self.held_out, None, sha256, step_tokens)
         self.learner = HeadLearner(head.to(device), target, config.lr)
         self.stop, self.shown = StopSignals(), Progress(logger)
         logger.info(
-            "%d answers to learn from, %d held out; %d parameters; layers %s of the target",
-            *(len(examples), len(self.held_out), sum(own.numel() for own in head.parameters())),
+            "%s to learn from, %d held out; %d parameters; layers %s of the target",
+            *(
+                counted(len(examples), "answer"),
+                len(self.held_out),
+                sum(own.numel() for own in head.parameters()),
+            ),
             ", ".join(map(str, target.layer_ids)),
         )
 
     def run(self) -> HeadResult:
         """Learn until the minutes are over, and write the head."""
-        learner, path = self.learner, self.config.drafter / HEAD_STATE
-        state = load_head_state(path, self.trained)
+        learner, state = self.learner, self.state
         if state is None:
             before, seconds = self._measure("before"), 0.0
         else:
@@ -169,12 +178,14 @@ class _HeadRun:
                     self._read()
                 self.clock = RunClock(seconds)
                 self._learn(before)
+                # Whatever happens while the head is measured and written, this is there.
+                self._save(before)
             finally:
                 self.shown.clear()
-        learner.check_finite()
         after = self._measure("after")
+        learner.check_finite(after)
         learner.head.cpu().save(self.config.drafter, self._facts(before, after))
-        path.unlink(missing_ok=True)
+        (self.config.drafter / HEAD_STATE).unlink(missing_ok=True)
         return HeadResult(
             head=self.config.drafter / HEAD_NAME,
             num_steps=learner.num_steps,
@@ -265,9 +276,14 @@ def _read_texts(
     Raises:
         ConfigError: none is left, or they are of another target.
     """
-    texts = read_examples(config.answers, min_response_len=1, max_len=2**30)
+    texts = read_examples(config.answers, min_response_len=1, max_len=None)
     check_ids(model, texts)
-    texts = texts.where((texts.lengths <= MAX_TOKENS) & (texts.prompt_lens > 1))
+    is_long, has_prompt = texts.lengths > MAX_TOKENS, texts.prompt_lens > 1
+    if num_long := int(is_long.sum()):
+        logger.info(
+            "answers left out: of more than %d tokens with their prompts %d", MAX_TOKENS, num_long
+        )
+    texts = texts.where(~is_long & has_prompt)
     drawn = np.random.default_rng(7).permutation(texts.chosen)[: config.limit]
     share = min(MOST_SHARE, max(LEAST_SHARE, NUM_HELD_OUT / max(1, len(drawn))))
     examples, held_out = split_held_out(TextStore(texts.arrays, drawn), share)
@@ -279,17 +295,23 @@ def _read_texts(
     return examples, held_out
 
 
-def _known_head(drafter: Path, model: PreTrainedModel) -> HydraHead:
+def _known_head(drafter: Path, model: PreTrainedModel, drafter_layers: Sequence[int]) -> HydraHead:
     """The one that the drafter has.
 
     Raises:
         ConfigError: it has none.
-        ModelError: it is damaged, or of another target.
+        ModelError: it is damaged, or of another target or drafter.
     """
     vocab_size, hidden_size = model.get_input_embeddings().weight.shape
     head = HydraHead.load(drafter, hidden_size, vocab_size)
     if head is None:
         raise ConfigError(f"{drafter} has no {HEAD_NAME} to begin with; leave from_head out")
+    layers = head.shape.target_layer_ids
+    if not set(layers) <= set(drafter_layers):
+        raise ModelError(
+            f"{drafter / HEAD_NAME} reads layers {list(layers)}, and the drafter "
+            f"{sorted(drafter_layers)}; leave from_head out to train another one"
+        )
     return head
 
 

@@ -17,8 +17,8 @@ _WORDS = {
     "answers": "other answers",
     "shape": "a head of another shape",
     "tokens": "a head that guesses other tokens",
-    "lr": "another lr",
-    "step_tokens": "other step_tokens",
+    "lr": "another lr (now {now}, there {there})",
+    "step_tokens": "other step_tokens (now {now}, there {there})",
 }
 """What may not change between the parts of a training; the minutes may."""
 
@@ -46,12 +46,14 @@ def load_head_state(path: Path, trained: Mapping[str, Any]) -> dict[str, Any] | 
         raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; delete it to begin anew")
     for name, what in _WORDS.items():
         if state[name] != trained[name]:
-            raise ConfigError(f"{path} is of a training with {what}; {remedy}")
+            said = what.format(now=trained[name], there=state[name])
+            raise ConfigError(f"{path} is of a training with {said}; {remedy}")
     return state
 
 
-def how_to_go_on(drafter: Path) -> str:
-    """What to say of a training that was broken off, one line."""
+def how_to_go_on(drafter: Path, states: Path | None) -> str:
+    """What to say of a training that was broken off, one line. states: the folder of them."""
     if (drafter / HEAD_STATE).exists():
         return "interrupted; the same command goes on from the last saved state"
-    return "interrupted before a state was saved; the same command trains from the beginning"
+    kept = "" if states is None else f"; what the target has read is kept in {states}"
+    return f"interrupted before a state was saved; the same command trains from the beginning{kept}"
