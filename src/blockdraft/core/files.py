@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -83,9 +83,26 @@ def write_whole(path: Path, text: str) -> None:
     if is_special(path):
         path.write_text(text, encoding="utf-8")
         return
+    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a file beside `path`, then move it there.
+
+    It has the mode of any new file: safetensors gives its files to their owner alone, and a server
+    may run as somebody else.
+    """
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    part.unlink(missing_ok=True)
+    try:
+        part.touch()
+        mode = part.stat().st_mode
+        write(part)
+        part.chmod(mode)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def reserve_disk(path: Path, num_bytes: int) -> None:

@@ -18,7 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused, write_whole
+from blockdraft.core.files import (
+    check_output_folder,
+    folder_lock,
+    full_disk_refused,
+    replace_file,
+    write_whole,
+)
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.data.answer_file import last_rows
 from blockdraft.text.kinds import loops
@@ -111,9 +117,7 @@ def _write_shard(path: Path, rows: Sequence[Row]) -> None:
         "lengths": np.array(lengths, dtype=np.int64),
     }
     facts = json.dumps([[row[name] for name in _FACTS] for row in rows])
-    part = path.with_name(path.name + ".part")
-    save_file(tensors, part, metadata={"rows": facts})
-    part.replace(path)
+    replace_file(path, lambda part: save_file(tensors, part, metadata={"rows": facts}))
 
 
 def _read_shard(path: Path) -> Iterator[Row]:

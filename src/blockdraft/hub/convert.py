@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import replace_file
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Of files that run as they are, in llama.cpp's names; Mistral's is llama too."""
@@ -96,7 +97,10 @@ def _save_model(model: Any, folder: Path) -> None:
     if config.tie_word_embeddings:  # the head is the embedding, stored once
         del state["lm_head.weight"]
     weights = {name: tensor.contiguous() for name, tensor in state.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    replace_file(
+        folder / "model.safetensors",
+        lambda path: save_file(weights, path, metadata={"format": "pt"}),
+    )
 
 
 def _save_config(config: Any, architecture: str, folder: Path) -> None:

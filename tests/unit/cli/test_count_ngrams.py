@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+from blockdraft.speculate.drafters import ngram_table
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
-from tests.command_line import refusal, run_json
+from tests.command_line import refusal, run, run_json
 from tests.tiny import tiny_drafter_folder
 
 
@@ -23,6 +24,21 @@ def test_a_table_is_written_beside_the_weights(tmp_path: Path) -> None:
     assert (found["answers"], found["contexts"]) == (1, table.num_contexts)
     assert found["table"] == str(folder / NGRAMS_NAME)
     assert found["bytes"] == (folder / NGRAMS_NAME).stat().st_size
+
+
+def test_it_is_said_where_not_all_answers_are_counted(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "answers.jsonl"
+    rows = [
+        {"id": str(number), "set": "s", "prompt_ids": [1, number], "response_ids": [3, 4, 5]}
+        for number in range(3)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = tiny_drafter_folder(tmp_path)
+    for most, said in ((18, False), (12, True)):
+        monkeypatch.setattr(ngram_table, "MAX_COUNTED", most)
+        result = run("count-ngrams", folder, path)
+        assert result.exit_code == 0
+        assert ("counted in the first 2 answers, of 12 tokens" in result.stderr) == said
 
 
 def test_a_folder_without_a_drafter_is_refused_and_not_made(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from blockdraft.cli.bench_output import publish
 from blockdraft.cli.output import check_writable
 from blockdraft.core.errors import ConfigError, DiskError
-from blockdraft.core.files import reserve_disk, write_whole
+from blockdraft.core.files import replace_file, reserve_disk, write_whole
 
 
 def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
@@ -71,3 +73,21 @@ def test_what_takes_no_file_is_refused_before_the_work(tmp_path):
     for path in (None, tmp_path / "new", link, Path("/dev/null")):
         check_writable(path)
     assert list(tmp_path.iterdir()) == [link]
+
+
+def test_a_file_has_the_mode_of_any_new_file_and_nothing_is_left_of_a_failure(tmp_path):
+    """safetensors gives its files to their owner alone; a server may run as somebody else."""
+    (tmp_path / "usual").touch()
+    path = tmp_path / "tensors.safetensors"
+    replace_file(path, lambda part: save_file({"a": np.zeros(2)}, part))
+    assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+    def fail(part):
+        part.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "no space left")
+
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="no space"):
+        replace_file(path, fail)
+    assert path.read_bytes() == before
+    assert sorted(own.name for own in tmp_path.iterdir()) == ["tensors.safetensors", "usual"]

@@ -5,7 +5,6 @@ prefixes that other tools add; writing gives the plain names.
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import replace_file
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -153,8 +153,8 @@ def write_checkpoint(
     """
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    _replace(folder / WEIGHTS_NAME, lambda path: save_file(on_cpu, path, {"format": "pt"}))
-    _replace(folder / CONFIG_NAME, _json_writer(config))
+    replace_file(folder / WEIGHTS_NAME, lambda path: save_file(on_cpu, path, {"format": "pt"}))
+    replace_file(folder / CONFIG_NAME, _json_writer(config))
     if provenance is not None:
         write_provenance(folder, provenance)
 
@@ -179,7 +179,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
 
 def write_provenance(folder: Path, content: Mapping[str, Any]) -> None:
     """Replace what `read_provenance` reads, in one move."""
-    _replace(folder / PROVENANCE_NAME, _json_writer(content))
+    replace_file(folder / PROVENANCE_NAME, _json_writer(content))
 
 
 def _weight_files(folder: Path) -> Iterable[Path]:
@@ -205,11 +205,3 @@ def _count(what: str, names: list[str]) -> list[str]:
 def _json_writer(content: Mapping[str, Any]) -> Callable[[Path], object]:
     text = json.dumps(dict(content), indent=1) + "\n"
     return lambda path: path.write_text(text, encoding="utf-8")
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then move it there."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-        temporary = Path(scratch) / path.name
-        write(temporary)
-        temporary.replace(path)

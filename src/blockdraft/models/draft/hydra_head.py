@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import replace_file
 from blockdraft.kernels.backends import kernels_state
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.interface import GroupWeight, Linear
@@ -199,10 +200,8 @@ class HydraHead(nn.Module):
         shape = asdict(self.shape)
         del shape["hidden_size"]  # the target's
         facts = {_SHAPE: shape} | ({_PROVENANCE: provenance} if provenance else {})
-        # In one move: a drafter whose head is cut off is refused.
-        part = folder / f"{HEAD_NAME}.part"
-        save_file(tensors, part, {name: json.dumps(value) for name, value in facts.items()})
-        part.replace(folder / HEAD_NAME)
+        metadata = {name: json.dumps(value) for name, value in facts.items()}
+        replace_file(folder / HEAD_NAME, lambda path: save_file(tensors, path, metadata))
 
     @classmethod
     def load(cls, folder: Path, hidden_size: int, vocab_size: int) -> "HydraHead | None":

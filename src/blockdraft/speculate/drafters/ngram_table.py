@@ -6,6 +6,7 @@ zero-frequency problem", 1991); behind all of them stands how frequent each toke
 of n-grams as drafts: arXiv 2411.03786.
 """
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import replace_file
 from blockdraft.kernels.ngram_interface import NGramPart
+
+logger = logging.getLogger(__name__)
 
 NGRAMS_NAME = "ngrams.safetensors"
 """Beside the weights of a drafter."""
@@ -107,10 +111,7 @@ class NGramTable:
             arrays[f"{length}.rests"] = part.rests
             arrays[f"{length}.tokens"] = part.tokens.astype(np.uint16) if is_narrow else part.tokens
             arrays[f"{length}.levels"] = part.levels
-        # In one move: a drafter whose table is cut off is refused.
-        beside = folder / f"{NGRAMS_NAME}.part"
-        save_file(arrays, beside)
-        beside.replace(folder / NGRAMS_NAME)
+        replace_file(folder / NGRAMS_NAME, lambda path: save_file(arrays, path))
 
     @classmethod
     def load(cls, folder: Path) -> "NGramTable | None":
@@ -177,16 +178,20 @@ def _joined(
     answers: Iterable[tuple[Sequence[int], int]],
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """All texts in one, and of each token whether an answer has it."""
-    texts, marks, num_tokens = [], [], 0
+    texts, marks, num_tokens = list[NDArray[np.int64]](), list[NDArray[np.bool_]](), 0
     for token_ids, num_prompt in answers:
+        if num_tokens >= MAX_COUNTED:
+            logger.info(
+                "n-grams are counted in the first %d answers, of %d tokens: more take much memory",
+                *(len(texts), num_tokens),
+            )
+            break
         begin = max(0, num_prompt - LONGEST)
         text = np.array([_BETWEEN_ANSWERS, *token_ids[begin:]], np.int64)
         mark = np.arange(len(text)) > num_prompt - begin
         texts.append(text)
         marks.append(mark)
         num_tokens += len(text)
-        if num_tokens >= MAX_COUNTED:
-            break
     if not texts:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     return np.concatenate(texts), np.concatenate(marks)
