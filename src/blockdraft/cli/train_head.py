@@ -43,7 +43,7 @@ def train_head(
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
     step_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens of a step.", show_default="4096 on a CPU, 32768 on a GPU"),
+        typer.Option(help="Tokens of a step.", show_default="1024 on a CPU, 32768 on a GPU"),
     ] = None,
     from_head: Annotated[
         bool,

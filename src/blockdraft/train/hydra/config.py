@@ -15,7 +15,7 @@ class HeadConfig:
     drafter: folder that the head is written into. answers: files or folders of the target's
     answers. states: folder in which the target's states are kept; None has the target read the
     answers in each step. limit: answers to take, drawn at random; None takes all. step_tokens: of
-    the texts of a step, padding included; None is 4,096 on a CPU and 32,768 elsewhere. from_head:
+    the texts of a step, padding included; None is 1,024 on a CPU and 32,768 elsewhere. from_head:
     begin with the head that the drafter has.
 
     layers: of the target, whose outputs the head reads; empty chooses three of the drafter's.

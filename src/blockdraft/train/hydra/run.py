@@ -46,7 +46,7 @@ MAX_TOKENS = 700
 """Of a prompt and its answer; longer ones are left out."""
 NUM_HELD_OUT, LEAST_SHARE, MOST_SHARE = 64, 0.005, 0.05
 """Answers that are not trained on: about so many, and the shares between which they stay."""
-CPU_TOKENS, GPU_TOKENS = 4096, 32_768
+CPU_TOKENS, GPU_TOKENS = 1024, 32_768
 """Of the texts of a step."""
 NUM_TOKENS = 8192
 """That a new head guesses."""
