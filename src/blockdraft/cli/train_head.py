@@ -68,7 +68,6 @@ def train_head(
             help="Size of the head's gated layer.", show_default="twice the target's hidden size"
         ),
     ] = None,
-    save_minutes: Annotated[float, typer.Option(help="Minutes between two saved states.")] = 5.0,
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:

@@ -2,11 +2,12 @@
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import LOCK
+from blockdraft.core.files import LOCK, replace_file
 from blockdraft.models.draft.checkpoint import PROVENANCE_NAME, read_provenance
 from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
@@ -90,9 +91,7 @@ def _copy_drafter(source: Path, to: Path) -> None:
         if path.name not in names | _OF_OTHERS and not path.is_dir():
             path.unlink()
     for name in sorted(names, key=lambda name: name == PROVENANCE_NAME):
-        part = to / f"{name}.part"
-        shutil.copyfile(source / name, part)
-        part.replace(to / name)
+        replace_file(to / name, partial(shutil.copyfile, source / name))
 
 
 def event_log_class(config: TrainConfig) -> "type[EventLog] | None":

@@ -1,7 +1,7 @@
 """What a run leaves behind: a state to continue from, and where its drafter comes from."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
 from pathlib import Path
 from time import monotonic
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from blockdraft.core.errors import ConfigError, DiskError
+from blockdraft.core.files import replace_file
 from blockdraft.core.settings import plain
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
@@ -76,13 +77,10 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     Raises:
         DiskError: there is no room, or no right to write.
     """
-    part = path.with_name(path.name + ".part")
     try:
-        torch.save(dict(state), part)
-        part.replace(path)
+        replace_file(path, lambda part: torch.save(dict(state), part))
     # torch's own writer says RuntimeError when the disk is full.
     except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True)
         reason, free = str(error).split("\n")[0], shutil.disk_usage(path.parent).free
         raise DiskError(
             f"cannot write {path}: {reason}; its disk has {free / 2**20:.0f} MiB free; make room "
@@ -100,6 +98,30 @@ def saved_step(path: Path) -> int | None:
         return None
 
 
+def read_state(path: Path, keys: Set[str], remedy: str) -> dict[str, Any] | None:
+    """What `save_state` has written; None if there is nothing.
+
+    Args:
+        path: of the state.
+        keys: that it must have.
+        remedy: what to do about a state that is of no use.
+
+    Raises:
+        ConfigError: it is damaged, or lacks some of the keys.
+    """
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        missing = keys - state.keys()
+    # torch raises any type for a damaged file, and advises to trust it.
+    except Exception as error:
+        raise ConfigError(f"{path} is damaged ({type(error).__name__}); {remedy}") from error
+    if missing:
+        raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; {remedy}")
+    return state
+
+
 def load_state(
     path: Path, config: TrainConfig, trained: Mapping[str, Any]
 ) -> dict[str, Any] | None:
@@ -113,17 +135,10 @@ def load_state(
     Raises:
         ConfigError: it is damaged, or the state of a run with other settings.
     """
-    if not path.exists():
-        return None
     remedy = "delete it to begin anew, or give a new folder"
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        missing = (_STATE_KEYS | _TRAINED.keys()) - state.keys()
-    # torch raises any type for a damaged file, and advises to trust it.
-    except Exception as error:
-        raise ConfigError(f"{path} is damaged ({type(error).__name__}); {remedy}") from error
-    if missing:
-        raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; {remedy}")
+    state = read_state(path, _STATE_KEYS | _TRAINED.keys(), remedy)
+    if state is None:
+        return None
     defaults = {field.name: plain(field.default) for field in fields(config)}
     before = defaults | state["config"]
     changed = [

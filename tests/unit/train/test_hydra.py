@@ -274,11 +274,12 @@ def test_a_state_that_is_loaded_is_the_one_that_was_saved(
 
 def test_states_are_saved_on_the_way(config: HeadConfig) -> None:
     with (
+        patch.object(run_module, "SAVE_MINUTES", 0.0),
         patch.object(run_module, "save_state", wraps=run_module.save_state) as save,
         stopped_after(4),
         pytest.raises(Stopped),
     ):
-        train_head(replaced(config, minutes=60.0, save_minutes=0.0))
+        train_head(replaced(config, minutes=60.0))
     assert [call.args[1]["learner"]["num_steps"] for call in save.call_args_list] == [1, 2, 3, 4]
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import replace_file
 from blockdraft.models.draft.checkpoint import WEIGHTS_NAME, plain_name
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.speculators_layout import (
@@ -150,6 +151,5 @@ def write_mask_embedding(folder: Path, vector: Tensor | None, mask_token_id: int
     if vector is None:
         path.unlink(missing_ok=True)
         return
-    part = path.with_suffix(".part")
-    torch.save({"mask_token_id": mask_token_id, "embedding": vector.detach().cpu()}, part)
-    part.replace(path)
+    content = {"mask_token_id": mask_token_id, "embedding": vector.detach().cpu()}
+    replace_file(path, lambda part: torch.save(content, part))

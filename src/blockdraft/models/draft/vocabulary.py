@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import replace_file
 
 FILE_NAME = "draft_vocabulary.json"
 
@@ -23,9 +24,8 @@ def write_draft_vocabulary(folder: Path, token_ids: Iterable[int] | None) -> Non
     if token_ids is None:
         (folder / FILE_NAME).unlink(missing_ok=True)
         return
-    part = folder / f"{FILE_NAME}.part"
-    part.write_text(json.dumps(sorted(set(token_ids))) + "\n", encoding="utf-8")
-    part.replace(folder / FILE_NAME)
+    text = json.dumps(sorted(set(token_ids))) + "\n"
+    replace_file(folder / FILE_NAME, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def read_draft_vocabulary(folder: Path, vocab_size: int) -> list[int] | None:

@@ -32,7 +32,6 @@ class HeadConfig:
     states: Path | None = None
     limit: int | None = None
     minutes: float = 60.0
-    save_minutes: float = 5.0
     lr: float = 2e-3
     step_tokens: int | None = None
     from_head: bool = False
@@ -45,7 +44,6 @@ class HeadConfig:
         check_kinds(self)
         for name in ("minutes", "lr"):
             require(self, name, getattr(self, name) > 0, "above 0")
-        require(self, "save_minutes", self.save_minutes >= 0, "0 or more")
         for name in ("limit", "step_tokens", "num_tokens", "inner_size"):
             value = getattr(self, name)
             require(self, name, value is None or value >= 1, "1 or more")

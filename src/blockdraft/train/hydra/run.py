@@ -52,6 +52,8 @@ NUM_TOKENS = 8192
 """That a new head guesses."""
 INNER_PER_HIDDEN = 2
 """Size of a new head's gated layer, in hidden sizes of the target."""
+SAVE_MINUTES = 5.0
+"""Between two saved states."""
 NUM_SHOWN = 10
 """Steps whose mean loss is shown."""
 
@@ -203,7 +205,7 @@ class _HeadRun:
 
     def _learn(self, before: Sequence[float]) -> None:
         """Pass after pass; a training that goes on begins a pass of an order of its own."""
-        saving = Interval(self.config.save_minutes, None)
+        saving = Interval(SAVE_MINUTES, None)
         self.saved = self.clock.seconds, self.learner.num_steps
         generator = torch.Generator().manual_seed(self.learner.num_steps)
         recent: list[Tensor] = []

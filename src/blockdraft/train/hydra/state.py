@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blockdraft.core.errors import ConfigError
+from blockdraft.train.run_state import read_state
 
 HEAD_STATE = "hydra_training.pt"
 """In the drafter's folder, until the head is finished."""
@@ -31,19 +30,10 @@ def load_head_state(path: Path, trained: Mapping[str, Any]) -> dict[str, Any] | 
     Raises:
         ConfigError: it is damaged, or of another training.
     """
-    if not path.exists():
+    state = read_state(path, _STATE_KEYS | _WORDS.keys(), "delete it to begin anew")
+    if state is None:
         return None
     remedy = "give the same settings and answers, or delete it to begin anew"
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        missing = (_STATE_KEYS | _WORDS.keys()) - state.keys()
-    # torch raises any type for a damaged file, and advises to trust it.
-    except Exception as error:
-        raise ConfigError(
-            f"{path} is damaged ({type(error).__name__}); delete it to begin anew"
-        ) from error
-    if missing:
-        raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; delete it to begin anew")
     for name, what in _WORDS.items():
         if state[name] != trained[name]:
             said = what.format(now=trained[name], there=state[name])
