@@ -1,6 +1,7 @@
 """`blockdraft train-head`: a Hydra head beside a drafter, from the target's own answers."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,8 +86,6 @@ def train_head(
 
 
 def _run(values: Mapping[str, Any]) -> "HeadResult":
-    from dataclasses import fields
-
     from blockdraft.train.hydra.config import HeadConfig
     from blockdraft.train.hydra.run import train_head as run
     from blockdraft.train.hydra.state import how_to_go_on
