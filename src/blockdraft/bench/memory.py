@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockdraft.hub.model_config import load_config
+from blockdraft.kernels.heads import stored_size
 from blockdraft.llm import LLM
+from blockdraft.models.supported import head_dim_of
 from blockdraft.models.target.loading import target_without_weights
 from blockdraft.speculate.drafters.shapes import read_shape
 
@@ -24,8 +26,7 @@ def kv_bytes_per_token(llm: LLM) -> KVBytes:
     """
     trusts = llm.config.trust_remote_code
     target: Any = load_config(llm.folder, trust_remote_code=trusts).get_text_config()
-    head_dim = getattr(target, "head_dim", None)
-    head_dim = head_dim or target.hidden_size // target.num_attention_heads
+    head_dim = stored_size(head_dim_of(target))
     kv_heads = getattr(target, "num_key_value_heads", None) or target.num_attention_heads
     of_target = 2 * target.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize
     if llm.drafter_folder is None:

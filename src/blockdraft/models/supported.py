@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
+from blockdraft.kernels.heads import stored_size
 
 GENERATE = "decode this one plainly with transformers' generate"
 """The remedy for a causal LM that runs, but not so that it could draft."""
@@ -46,8 +47,10 @@ def head_dim_of(config: Any) -> int:
 
 
 def head_dims_of(config: Any) -> list[int]:
-    """Sizes of the heads that attend; none in a model that does not attend."""
-    return [head_dim_of(config)] if getattr(config, "num_attention_heads", None) else []
+    """Stored sizes of the heads that attend; none in a model that does not attend."""
+    return (
+        [stored_size(head_dim_of(config))] if getattr(config, "num_attention_heads", None) else []
+    )
 
 
 def is_quantized(model: PreTrainedModel) -> bool:

@@ -99,7 +99,7 @@ def test_a_target_that_no_path_runs_is_refused(tmp_path: Path, name: str) -> Non
 def test_a_latent_is_kept_expanded(tmp_path: Path) -> None:
     facts = fit_of(tmp_path, "DeepseekV3", IN_ONE_FORWARD["DeepseekV3"]).target
     assert facts.path == "paged"
-    assert facts.kv_bytes_per_token == 4 * 4 * (24 + 24) * 4  # layers, heads, sizes, float32
+    assert facts.kv_bytes_per_token == 4 * 4 * (32 + 32) * 4  # layers, heads, stored sizes, float32
 
 
 def test_a_drafter_of_another_target_does_not_fit(tmp_path: Path) -> None:

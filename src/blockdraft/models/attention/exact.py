@@ -6,13 +6,13 @@ transformers models call it through their attention interface, one sequence with
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.heads import filled, stored_size
 from blockdraft.kernels.interface import Scoring
 from blockdraft.kernels.torch.attention import softmax_dtype
 
@@ -33,30 +33,19 @@ def exact_attention(
 ) -> tuple[Tensor, None]:
     """Row-invariant attention of one sequence, for transformers' attention interface.
 
-    query: [1, heads, q, head_dim]; key, value: [1, kv_heads, keys, head_dim];
-    attention_mask: additive, [1, 1, q, keys]; s_aux: sink logits [heads].
-    Returns [1, q, heads, head_dim] and no weights.
+    query: [1, heads, q, head_dim]; key: [1, kv_heads, keys, head_dim]; value: the same, or smaller
+    as those of latent attention; attention_mask: additive, [1, 1, q, keys]; s_aux: sink logits
+    [heads]. Returns [1, q, heads, size of a value] and no weights.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     bias = None if attention_mask is None else attention_mask[0]
-    backend = backend_for(query.dtype, query.device, query.shape[-1:])
+    size = stored_size(key.shape[-1])
+    backend = backend_for(query.dtype, query.device, [size])
     scoring = Scoring(scale, softcap, s_aux)
-    num_values = value.shape[-1]
-    value = as_wide_as(key, value)
-    output = backend.attend(query[0], key[0], value[0], bias, scoring)
+    queries, keys, values = (filled(heads[0], size) for heads in (query, key, value))
+    output = backend.attend(queries, keys, values, bias, scoring)
     # Contiguous: some models view it in another shape.
-    return output[None, ..., :num_values].contiguous(), None
-
-
-def as_wide_as(key: Tensor, value: Tensor) -> Tensor:
-    """Values filled up with zeros to the size of the keys: of latent attention they are smaller.
-
-    Pages hold both in one pool. What the zeros give is cut off again; both paths do the same, so
-    that their bits agree.
-    """
-    if value.shape[-1] == key.shape[-1]:
-        return value
-    return F.pad(value, (0, key.shape[-1] - value.shape[-1]))
+    return output[None, ..., : value.shape[-1]].contiguous(), None
 
 
 def stock_attention(

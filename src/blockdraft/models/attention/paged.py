@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.kernels.interface import Scoring
-from blockdraft.models.attention.exact import as_wide_as
 from blockdraft.models.attention.plan import LayerAttention, PlanInForce
 from blockdraft.models.attention.visibility import Visibility
 
@@ -48,11 +47,10 @@ def paged_attention(
     assert in_force.plan is not None, "no plan is in force"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attention = LayerAttention(Scoring(scale, softcap, s_aux), Visibility(window=sliding_window))
-    wide = as_wide_as(key, value)
     pool = in_force.pool_of(layer)
-    output = in_force.plan.attend(pool, attention, query[0], key[0], wide[0])
+    output = in_force.plan.attend(pool, attention, query[0], key[0], value[0])
     # Contiguous: some models view it in another shape.
-    return output[None, ..., : value.shape[-1]].contiguous(), None
+    return output[None].contiguous(), None
 
 
 # No mask function is registered under this name, so transformers makes no mask.

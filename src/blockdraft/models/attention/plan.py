@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.kernels.heads import filled
 from blockdraft.kernels.interface import (
     Backend,
     LayerStack,
@@ -65,9 +66,14 @@ class AttentionPlan:
     def attend(
         self, layer: int, attention: LayerAttention, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Store a layer's keys and values, then attend; see PagedAttention.attend."""
-        over = self._over(attention.visibility)
-        return over.attend(self._kv, layer, query, key, value, attention.scoring)
+        """Store a layer's keys and values, then attend; see PagedAttention.attend.
+
+        Heads may be smaller than the pages have them, and values smaller than keys.
+        """
+        over, size = self._over(attention.visibility), self._kv.pools[layer].shape[-1]
+        queries, keys, values = (filled(heads, size) for heads in (query, key, value))
+        output = over.attend(self._kv, layer, queries, keys, values, attention.scoring)
+        return output[..., : value.shape[-1]]
 
     def run_layer(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
+from blockdraft.kernels.heads import stored_size
 from blockdraft.models.attention.plan import PoolNumbers
 from blockdraft.models.layers.recurrent import layers_without_keys, mixers
 from blockdraft.models.supported import decoder_layers, varying_rope_type
@@ -38,7 +39,7 @@ _reports = _Reports()
 
 
 def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
-    """kv_heads and head_dim of every pool; (0, 0) where a recurrent layer has no attention.
+    """kv_heads and stored size of a head of every pool; (0, 0) where a layer has no attention.
 
     Those of the layers come first; for what attends again, see PoolNumbers.
 
@@ -123,7 +124,7 @@ def _probe_attention(
     assert _reports.pools is not None
     if layer < 0:
         raise NotPaged("its layers share an attention")
-    _reports.pools[_reports.numbers.next(layer)] = (key.shape[1], key.shape[3])
+    _reports.pools[_reports.numbers.next(layer)] = key.shape[1], stored_size(key.shape[3])
     _reports.windows.add((layer, kwargs.get("sliding_window")))
     _, heads, rows, _ = query.shape
     return query.new_zeros(1, rows, heads, value.shape[-1]), None
