@@ -22,14 +22,21 @@ def count_ngrams(
     The table is written beside the drafter's weights, in place of one that is there. `train` counts
     the answers that it trains on at its end.
     """
+    from blockdraft.core.errors import ConfigError
     from blockdraft.core.files import check_output_folder, full_disk_refused
     from blockdraft.data.dataset import read_examples
     from blockdraft.models.draft.checkpoint import read_config
     from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
 
     check_output_folder(drafter)
-    read_config(drafter)  # a folder that holds none is said before the answers are counted
+    config = read_config(drafter)  # a folder that holds none is said before answers are counted
     texts = read_examples(answers, min_response_len=1, max_len=None)
+    largest, vocab_size = max(max(text.token_ids) for text in texts), config.get("vocab_size")
+    if isinstance(vocab_size, int) and largest >= vocab_size:
+        raise ConfigError(
+            f"the answers have a token {largest}, and the target of {drafter} only those below "
+            f"{vocab_size}: another target wrote them; give its own answers"
+        )
     table = NGramTable.count((text.token_ids, len(text.prompt_ids)) for text in texts)
     with full_disk_refused(drafter):
         table.save(drafter)

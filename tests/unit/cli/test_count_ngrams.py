@@ -52,3 +52,12 @@ def test_no_answers_are_refused(tmp_path: Path) -> None:
     empty.write_text("")
     assert "no answer in" in refusal("count-ngrams", folder, empty)
     assert not (folder / NGRAMS_NAME).exists()
+
+
+def test_answers_of_another_target_are_refused(tmp_path: Path) -> None:
+    folder, path = tiny_drafter_folder(tmp_path), answers_of(tmp_path)
+    path.write_text(path.read_text().replace("[1, 2]", "[1, 99999]"))
+    line = refusal("count-ngrams", folder, path)
+    assert "a token 99999" in line
+    assert "another target wrote them" in line
+    assert not (folder / NGRAMS_NAME).exists()
