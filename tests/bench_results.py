@@ -3,11 +3,6 @@
 import json
 from dataclasses import asdict, replace
 
-from blockdraft.bench import plan_report
-from blockdraft.bench.break_even import Decoded, ForcedMeasurement
-from blockdraft.bench.break_even import json_report as break_even_json
-from blockdraft.bench.concurrency import ConcurrencyBench
-from blockdraft.bench.concurrency_report import concurrency_json, never_slower_json
 from blockdraft.bench.config import (
     BreakEvenConfig,
     ConcurrencyConfig,
@@ -16,17 +11,22 @@ from blockdraft.bench.config import (
     SpeedConfig,
     TrafficConfig,
 )
-from blockdraft.bench.figures import DEFINITIONS, groups_of
-from blockdraft.bench.never_slower import NeverSlowerBench
-from blockdraft.bench.pareto import ParetoBench, pareto_json
-from blockdraft.bench.pareto_journal import Journal
-from blockdraft.bench.plan import Goal
-from blockdraft.bench.report import json_report
+from blockdraft.bench.load.concurrency import ConcurrencyBench
+from blockdraft.bench.load.concurrency_report import concurrency_json, never_slower_json
+from blockdraft.bench.load.never_slower import NeverSlowerBench
+from blockdraft.bench.load.pareto import ParetoBench, pareto_json
+from blockdraft.bench.load.pareto_journal import Journal
+from blockdraft.bench.load.traffic import Answer, Play, Request
+from blockdraft.bench.load.traffic_report import traffic_json
+from blockdraft.bench.plan import report as plan_report
+from blockdraft.bench.plan.queueing import Goal
 from blockdraft.bench.result import describe_result, read_result
-from blockdraft.bench.speed import Measurement
+from blockdraft.bench.speed.bench import Measurement
+from blockdraft.bench.speed.break_even import Decoded, ForcedMeasurement
+from blockdraft.bench.speed.break_even import json_report as break_even_json
+from blockdraft.bench.speed.figures import DEFINITIONS, groups_of
+from blockdraft.bench.speed.report import json_report
 from blockdraft.bench.timed_output import TimedOutput
-from blockdraft.bench.traffic import Answer, Play, Request
-from blockdraft.bench.traffic_report import traffic_json
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.plan import Proposal
 from blockdraft.measure.acceptance import AcceptanceStats

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from blockdraft.allocation.policy import Policy
 from blockdraft.bench.config import REQUESTS_IN_TURN, warm_up_of
-from blockdraft.bench.ledger import merge_totals
+from blockdraft.bench.ledger.accounts import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError, RequestError

@@ -22,8 +22,8 @@ class BenchPrompt:
 
     reference: the right answer, where the set has one. test: a program that only a right answer's
     program lets come to its end; entry_point: the function that its `check` takes, see
-    `programs.py`. system: instructions before the first turn. tools: functions that the model may
-    call, in OpenAI's form, not checked yet. thinking: what the chat template is told.
+    `scores/programs.py`. system: instructions before the first turn. tools: functions that the
+    model may call, in OpenAI's form, not checked yet. thinking: what the chat template is told.
     """
 
     id: str

@@ -54,8 +54,8 @@ def plan(
     """
     from rich.console import Console
 
-    from blockdraft.bench import plan_report as report
-    from blockdraft.bench.plan import Goal
+    from blockdraft.bench.plan import report
+    from blockdraft.bench.plan.queueing import Goal
 
     if price is not None and not price >= 0:
         raise ConfigError(f"price is {price:g}; give what a machine costs for an hour")
@@ -126,19 +126,19 @@ def report(
     Without --html and --into it prints the tables as Markdown. NAME is a result's file without the
     ending; the summary of the default pair has the marks `<!-- results -->`.
     """
-    from blockdraft.bench import result_report
+    from blockdraft.bench.report import documents
 
     if check and not into:
         raise ConfigError("--check compares the files of --into; name them")
     check_writable(html)
     found = read_results(results)
     earlier = [] if against is None else read_results(against)
-    sections = result_report.sections_of(found, earlier)
+    sections = documents.sections_of(found, earlier)
     if html is not None:
-        write_whole(html, result_report.render_page(sections, found))
+        write_whole(html, documents.render_page(sections, found))
     if into:
         stale = []
-        for path, text in result_report.documents(found, into).items():
+        for path, text in documents.documents(found, into).items():
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 stale.append(str(path))
                 if not check:
@@ -147,4 +147,4 @@ def report(
         if check and stale:
             raise typer.Exit(NO)
     if html is None and not into:
-        print(result_report.markdown(sections, found), end="")
+        print(documents.markdown(sections, found), end="")

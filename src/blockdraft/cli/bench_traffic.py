@@ -89,10 +89,10 @@ def traffic(
     llm = load_for_prompts(llm_config, chosen, all_params)
     from rich.console import Console
 
-    from blockdraft.bench import traffic_report as report
     from blockdraft.bench.decode import encode_prompts
     from blockdraft.bench.journal import journal_path
-    from blockdraft.bench.traffic import (
+    from blockdraft.bench.load import traffic_report as report
+    from blockdraft.bench.load.traffic import (
         TrafficBench,
         TrafficJournal,
         draw_requests,

@@ -6,7 +6,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from blockdraft.bench.concurrency import (
+from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
+from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
+from blockdraft.bench.load.concurrency import (
     CONCURRENCY_DEFINITIONS,
     ConcurrencyBench,
     KeepingUp,
@@ -15,14 +17,12 @@ from blockdraft.bench.concurrency import (
     point_figures,
     point_measures,
 )
-from blockdraft.bench.concurrency_report import (
+from blockdraft.bench.load.concurrency_report import (
     CONCURRENCY_LEGEND,
     concurrency_table,
     depth_lines,
     keeping_up_lines,
 )
-from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
-from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
 from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cache.pages import Pages

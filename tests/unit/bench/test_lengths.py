@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from blockdraft.bench.lengths import BreakEvenLength, break_even_length, length_line
+from blockdraft.bench.report.sections import section_of
 from blockdraft.bench.result import read_result
-from blockdraft.bench.sections import section_of
+from blockdraft.bench.speed.lengths import BreakEvenLength, break_even_length, length_line
 from tests.command_line import refusal, run
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 

@@ -6,19 +6,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blockdraft.bench.bad_drafters import make_bad
-from blockdraft.bench.concurrency_report import (
+from blockdraft.bench.config import NeverSlowerConfig
+from blockdraft.bench.load.concurrency_report import (
     NEVER_SLOWER_LEGEND,
     holding_lines,
     never_slower_table,
 )
-from blockdraft.bench.config import NeverSlowerConfig
-from blockdraft.bench.measures import Spread
-from blockdraft.bench.never_slower import (
+from blockdraft.bench.load.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
     NeverSlowerBench,
     TurnFigures,
     pair_figures,
 )
+from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
 from blockdraft.cli.main import app

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from blockdraft.bench import plan_report
-from blockdraft.bench.plan import (
+from blockdraft.bench.plan import report as plan_report
+from blockdraft.bench.plan.queueing import (
     Goal,
     Service,
     ServicePoint,
@@ -17,7 +17,7 @@ from blockdraft.bench.plan import (
     num_replicas,
     with_switch,
 )
-from blockdraft.bench.plan_report import (
+from blockdraft.bench.plan.report import (
     PLAN_LEGEND,
     make_plan,
     off_from,
@@ -27,8 +27,8 @@ from blockdraft.bench.plan_report import (
     steady_traffic,
     switch_lines,
 )
+from blockdraft.bench.plan.simulation import Arrival, poisson_arrivals, simulate, simulated_load
 from blockdraft.bench.result import read_result
-from blockdraft.bench.simulation import Arrival, poisson_arrivals, simulate, simulated_load
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from tests.bench_results import pareto_values, speed_values

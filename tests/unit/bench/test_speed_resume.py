@@ -12,8 +12,8 @@ import pytest
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.outside.side import Failure, OutsideOutput
-from blockdraft.bench.speed import SpeedBench
-from blockdraft.bench.speed_journal import SpeedJournal
+from blockdraft.bench.speed.bench import SpeedBench
+from blockdraft.bench.speed.journal import SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, chosen
 from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, RequestError

@@ -13,7 +13,7 @@ from blockdraft.bench.outside.side import Failure, OutsideOutput
 from blockdraft.bench.tables import empty_table
 
 if TYPE_CHECKING:
-    from blockdraft.bench.speed import Measurement
+    from blockdraft.bench.speed.bench import Measurement
 
 OUTSIDE_DEFINITIONS = {
     "outside.rate": "tokens_per_second and decode_tokens_per_second over the prompts that it "

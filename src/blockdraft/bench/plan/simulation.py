@@ -1,4 +1,4 @@
-"""Arrivals played through replicas, event by event: the check of `plan.py`."""
+"""Arrivals played through replicas, event by event: the check of `queueing.py`."""
 
 import random
 from collections import deque
@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from blockdraft.bench.plan import Goal, Load, Service, most_completions
+from blockdraft.bench.plan.queueing import Goal, Load, Service, most_completions
 
 SEED = 0
 NUM_REQUESTS = 4000

@@ -10,7 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from blockdraft.bench.sandbox_worker import UNFIT
+from blockdraft.bench.scores.sandbox_worker import UNFIT
 from blockdraft.core.errors import ConfigError
 
 SECONDS = 10

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from blockdraft.bench.curve import no_faster_from
 from blockdraft.bench.decode import PLAIN
-from blockdraft.bench.pareto import CurveReading, ParetoPoint
+from blockdraft.bench.load.curve import no_faster_from
+from blockdraft.bench.load.pareto import CurveReading, ParetoPoint
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 
 PARETO_LEGEND = """\

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from blockdraft.bench import summary, svg
-from blockdraft.bench.lengths import BreakEvenLength, length_line
-from blockdraft.bench.published import LOADS, PUBLISHED, PUBLISHED_LOADS, SETS, set_of
+from blockdraft.bench.report import summary, svg
+from blockdraft.bench.report.published import LOADS, PUBLISHED, PUBLISHED_LOADS, SETS, set_of
 from blockdraft.bench.result import Result, need
+from blockdraft.bench.speed.lengths import BreakEvenLength, length_line
 from blockdraft.bench.tables import three_digits
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.words import counted

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blockdraft.bench.report.sections import Grid, Section
 from blockdraft.bench.result import Result, machines_of, need
-from blockdraft.bench.sections import Grid, Section
 from blockdraft.core.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from blockdraft.bench.decode import (
     fixed,
     run_in_turns,
 )
-from blockdraft.bench.ledger import Account, merge_totals
+from blockdraft.bench.ledger.accounts import Account, merge_totals
 from blockdraft.bench.measures import (
     MEASURES,
     Measures,

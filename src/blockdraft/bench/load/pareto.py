@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 from blockdraft.bench.config import ParetoConfig
-from blockdraft.bench.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
 from blockdraft.bench.decode import (
     ADAPTIVE,
     PLAIN,
@@ -24,6 +23,8 @@ from blockdraft.bench.decode import (
     encode_prompts,
     run_in_turns,
 )
+from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
+from blockdraft.bench.load.pareto_journal import Journal, Turn
 from blockdraft.bench.measures import (
     MEASURES,
     Measures,
@@ -34,7 +35,6 @@ from blockdraft.bench.measures import (
     spread_of,
     without_loops,
 )
-from blockdraft.bench.pareto_journal import Journal, Turn
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from blockdraft.bench.curve import no_faster_from
-from blockdraft.bench.plan import (
+from blockdraft.bench.load.curve import no_faster_from
+from blockdraft.bench.plan.queueing import (
     Goal,
     Load,
     Service,
@@ -19,8 +19,8 @@ from blockdraft.bench.plan import (
     num_replicas,
     with_switch,
 )
+from blockdraft.bench.plan.simulation import NUM_REQUESTS, Arrival, poisson_arrivals, simulated_load
 from blockdraft.bench.result import VERSION, Result, need
-from blockdraft.bench.simulation import NUM_REQUESTS, Arrival, poisson_arrivals, simulated_load
 from blockdraft.bench.tables import empty_table, three_digits
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.jsonl import bad_row, read_all

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from blockdraft.bench.svg import STYLE, markdown_table, words
+from blockdraft.bench.report.svg import STYLE, markdown_table, words
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]

@@ -6,7 +6,10 @@ from typing import Any
 
 from rich.table import Table
 
-from blockdraft.bench.concurrency import (
+from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
+from blockdraft.bench.decode import ADAPTIVE, Run
+from blockdraft.bench.ledger.accounts import describe_accounts
+from blockdraft.bench.load.concurrency import (
     CONCURRENCY_DEFINITIONS,
     KeepingUp,
     PointFigures,
@@ -16,18 +19,15 @@ from blockdraft.bench.concurrency import (
     point_figures,
     point_measures,
 )
-from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
-from blockdraft.bench.decode import ADAPTIVE, Run
-from blockdraft.bench.ledger import describe_accounts
-from blockdraft.bench.measures import defined
-from blockdraft.bench.never_slower import (
+from blockdraft.bench.load.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
     Turn,
     TurnFigures,
     pair_figures,
 )
-from blockdraft.bench.report import describe_output
+from blockdraft.bench.measures import defined
 from blockdraft.bench.result import describe_result
+from blockdraft.bench.speed.report import describe_output
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
 

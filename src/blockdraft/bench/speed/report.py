@@ -7,9 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
-from blockdraft.bench.ledger import Account, describe_accounts, merge_totals
-from blockdraft.bench.lengths import LENGTH_DEFINITIONS, BreakEvenLength, break_even_length
+from blockdraft.bench.ledger.accounts import Account, describe_accounts, merge_totals
 from blockdraft.bench.measures import Speedup, speedup_of
 from blockdraft.bench.outside.figures import (
     OUTSIDE_DEFINITIONS,
@@ -18,8 +16,10 @@ from blockdraft.bench.outside.figures import (
 )
 from blockdraft.bench.outside.rivals import Rival
 from blockdraft.bench.result import describe_result
-from blockdraft.bench.scores import SCORE_DEFINITIONS, scores_of
-from blockdraft.bench.speed import Measurement
+from blockdraft.bench.scores.scores import SCORE_DEFINITIONS, scores_of
+from blockdraft.bench.speed.bench import Measurement
+from blockdraft.bench.speed.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
+from blockdraft.bench.speed.lengths import LENGTH_DEFINITIONS, BreakEvenLength, break_even_length
 from blockdraft.bench.tables import empty_table, three_digits
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM

@@ -7,8 +7,8 @@ for all ledgers of a page: what stands above another can be compared by eye.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockdraft.bench.ledger import Account
-from blockdraft.bench.ledger_report import LINE_LABELS, figure_lines
+from blockdraft.bench.ledger.accounts import Account
+from blockdraft.bench.ledger.tables import LINE_LABELS, figure_lines
 from blockdraft.core.recorder import Line
 from blockdraft.core.words import counted
 from blockdraft.measure.ledger import Ledger

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from blockdraft.bench.programs import program_of
-from blockdraft.bench.sandbox import SECONDS, check_sandbox, passes
+from blockdraft.bench.scores.programs import program_of
+from blockdraft.bench.scores.sandbox import SECONDS, check_sandbox, passes
 from blockdraft.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from blockdraft.bench.speed import Measurement
+    from blockdraft.bench.speed.bench import Measurement
     from blockdraft.bench.workload import BenchPrompt
 
 SCORE_DEFINITIONS = {

@@ -9,8 +9,8 @@ from blockdraft.bench.config import SpeedConfig, warm_up_of
 from blockdraft.bench.decode import check_drafts, encode_prompt, encode_prompts, in_turn
 from blockdraft.bench.outside.rivals import Rival
 from blockdraft.bench.outside.side import Failure, OutsideOutput
-from blockdraft.bench.speed_journal import Decoded, Part, Samples, SpeedJournal
-from blockdraft.bench.stock import StockGenerator
+from blockdraft.bench.speed.journal import Decoded, Part, Samples, SpeedJournal
+from blockdraft.bench.speed.stock import StockGenerator
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import AnswerFailed

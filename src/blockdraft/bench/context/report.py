@@ -7,15 +7,15 @@ from typing import Any
 from rich.table import Table
 
 from blockdraft.bench.config import ContextConfig
-from blockdraft.bench.context import (
+from blockdraft.bench.context.bench import (
     CONTEXT_DEFINITIONS,
     ContextFigures,
     ContextMeasurement,
     context_figures,
 )
-from blockdraft.bench.prose import Prose
-from blockdraft.bench.report import describe_output
+from blockdraft.bench.context.prose import Prose
 from blockdraft.bench.result import describe_result
+from blockdraft.bench.speed.report import describe_output
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from blockdraft.bench.config import ContextConfig
+from blockdraft.bench.context.memory import KVBytes, kv_bytes_per_token
+from blockdraft.bench.context.prose import Prose
 from blockdraft.bench.decode import (
     ADAPTIVE,
     PLAIN,
@@ -22,8 +24,6 @@ from blockdraft.bench.measures import (
     ratios,
     total_acceptance,
 )
-from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
-from blockdraft.bench.prose import Prose
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from blockdraft.bench import summary
-from blockdraft.bench.changes import change_section
+from blockdraft.bench.report import summary
+from blockdraft.bench.report.changes import change_section
+from blockdraft.bench.report.sections import Grid, Section, published_section, section_of
+from blockdraft.bench.report.svg import markdown_table
 from blockdraft.bench.result import Result, machines_of
-from blockdraft.bench.sections import Grid, Section, published_section, section_of
-from blockdraft.bench.svg import markdown_table
 from blockdraft.core.errors import ConfigError
 from blockdraft.report.render import Cell, Table, render
 

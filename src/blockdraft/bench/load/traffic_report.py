@@ -7,10 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from blockdraft.bench.config import TrafficConfig
-from blockdraft.bench.measures import Percentiles
-from blockdraft.bench.result import describe_result
-from blockdraft.bench.tables import empty_table, spread_cells, three_digits
-from blockdraft.bench.traffic import (
+from blockdraft.bench.load.traffic import (
     TRAFFIC_DEFINITIONS,
     Request,
     TrafficFigures,
@@ -19,6 +16,9 @@ from blockdraft.bench.traffic import (
     describe_turns,
     traffic_figures,
 )
+from blockdraft.bench.measures import Percentiles
+from blockdraft.bench.result import describe_result
+from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
 
 TRAFFIC_LEGEND = """\

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from blockdraft.bench.ledger import Account
+from blockdraft.bench.ledger.accounts import Account
 from blockdraft.bench.tables import empty_table, three_digits
 from blockdraft.core.recorder import Line
 from blockdraft.measure.ledger import Ledger, LedgerLine, SourceUse

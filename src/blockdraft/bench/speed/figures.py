@@ -14,7 +14,7 @@ from blockdraft.bench.measures import (
     rate_of,
     speedup_of,
 )
-from blockdraft.bench.speed import Measurement
+from blockdraft.bench.speed.bench import Measurement
 
 DEFINITIONS = {
     "num_prompts": "turns of prompts; the turns of a conversation count one by one",
