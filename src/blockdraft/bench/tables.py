@@ -1,5 +1,6 @@
-"""Tables on the terminal. Loads no model library."""
+"""Tables on the terminal and in Markdown. Loads no model library."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -15,6 +16,14 @@ def empty_table(title: str, *headings: str) -> Table:
     for heading in headings:
         view.add_column(heading, justify="right" if heading else "left")
     return view
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """As Markdown; a bar in a cell stays a bar."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )
 
 
 def spread_cells(spread: "Spread") -> tuple[str, str]:

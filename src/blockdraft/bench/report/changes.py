@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blockdraft.bench.report.sections import Grid, Section
+from blockdraft.bench.report.section import Grid, Section
 from blockdraft.bench.result import Result, machines_of, need
 from blockdraft.core.errors import ConfigError
 
@@ -139,38 +139,35 @@ def _of_speed(result: Result) -> Iterator[Figure]:
             yield Figure(f"{name}: tau", row["ways"]["drafted"]["tau_micro"])
             yield Figure(f"{name}: plain tok/s", row["plain"]["tokens_per_second"])
             yield Figure(f"{name}: drafted tok/s", row["drafted"]["tokens_per_second"])
-            if (band := row["speedup_bands"]["plain"]) is not None:
-                yield Figure(f"{name}: over plain", band["value"], band["low"], band["high"])
+            yield from _spread(f"{name}: over plain", row["speedup_bands"]["plain"])
 
 
 def _of_ways(result: Result) -> Iterator[Figure]:
     for way, by_group in need(result, "figures").items():
         for group, row in by_group.items():
             yield Figure(f"{way}, {group}: tau", row["ways"]["drafted"]["tau_micro"])
-            if (band := row["speedup_bands"]["plain"]) is not None:
-                name = f"{way}, {group}: over plain"
-                yield Figure(name, band["value"], band["low"], band["high"])
+            yield from _spread(f"{way}, {group}: over plain", row["speedup_bands"]["plain"])
 
 
 def _of_concurrency(result: Result) -> Iterator[Figure]:
     for row in need(result, "figures"):
         name = f"{row['way']}, {row['concurrency']} at once"
-        yield _spread(f"{name}: tok/s in total", row["tokens_per_second"])
-        yield _spread(f"{name}: over plain", row["speedup_over_plain"])
+        yield from _spread(f"{name}: tok/s in total", row["tokens_per_second"])
+        yield from _spread(f"{name}: over plain", row["speedup_over_plain"])
 
 
 def _of_pareto(result: Result) -> Iterator[Figure]:
     for row in need(result, "points"):
         name = f"{row['way']}, {row['concurrency']} at once"
         yield Figure(f"{name}: tau", row["measures"]["tau_micro"])
-        yield _spread(f"{name}: tok/s in total", row["throughput"])
-        yield _spread(f"{name}: tok/s per user", row["interactivity"])
-        yield _spread(f"{name}: over plain", row["speedup_over_plain"])
+        yield from _spread(f"{name}: tok/s in total", row["throughput"])
+        yield from _spread(f"{name}: tok/s per user", row["interactivity"])
+        yield from _spread(f"{name}: over plain", row["speedup_over_plain"])
 
 
 def _of_never_slower(result: Result) -> Iterator[Figure]:
     for row in need(result, "figures"):
-        yield _spread(f"{row['concurrency']} at once: over no drafter", row["ratio"])
+        yield from _spread(f"{row['concurrency']} at once: over no drafter", row["ratio"])
 
 
 def _of_context(result: Result) -> Iterator[Figure]:
@@ -178,17 +175,15 @@ def _of_context(result: Result) -> Iterator[Figure]:
         # The lengths of prompts are equal where several did not fit.
         name = f"{row['requested_len']} tokens"
         yield Figure(f"{name}: tau", row["acceptance_length"])
-        yield _spread(f"{name}: over plain, decoding", row["decode_speedup"])
+        yield from _spread(f"{name}: over plain, decoding", row["decode_speedup"])
 
 
 def _of_traffic(result: Result) -> Iterator[Figure]:
     for row in need(result, "figures"):
-        yield _spread(f"{row['way']}: tok/s in total", row["tokens_per_second_in_total"])
+        yield from _spread(f"{row['way']}: tok/s in total", row["tokens_per_second_in_total"])
         if (found := row["measures"]) is not None:
             yield Figure(f"{row['way']}: tau", found["tau_micro"])
-            if (band := found["decode_speedup"]) is not None:
-                name = f"{row['way']}: over plain, decoding"
-                yield Figure(name, band["value"], band["low"], band["high"])
+            yield from _spread(f"{row['way']}: over plain, decoding", found["decode_speedup"])
 
 
 def _of_break_even(result: Result) -> Iterator[Figure]:
@@ -215,5 +210,8 @@ _FIGURES: Mapping[str, Callable[[Result], Iterator[Figure]]] = {
 }
 
 
-def _spread(name: str, spread: Mapping[str, Any]) -> Figure:
-    return Figure(name, spread["median"], spread["low"], spread["high"])
+def _spread(name: str, spread: Mapping[str, Any] | None) -> Iterator[Figure]:
+    """Of a spread or a speed-up with its band; nothing where there is none."""
+    if spread is not None:
+        middle = spread["median"] if "median" in spread else spread["value"]
+        yield Figure(name, middle, spread["low"], spread["high"])

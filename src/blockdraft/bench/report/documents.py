@@ -1,6 +1,6 @@
 """Results as one HTML page, and as the tables and plots of Markdown pages. Loads no model library.
 
-Each result is a section; `sections.py` makes them. Every speed-up stands beside its baseline and
+Each result is a section, see `sections.py`. Every speed-up stands beside its baseline and
 its spread, but for the summary of the default pair and for published figures, which say so.
 """
 
@@ -11,9 +11,11 @@ from markupsafe import Markup
 
 from blockdraft.bench.report import summary
 from blockdraft.bench.report.changes import change_section
-from blockdraft.bench.report.sections import Grid, Section, published_section, section_of
-from blockdraft.bench.report.svg import markdown_table
+from blockdraft.bench.report.published_section import published_section
+from blockdraft.bench.report.section import Grid, Section
+from blockdraft.bench.report.sections import section_of
 from blockdraft.bench.result import Result, machines_of
+from blockdraft.bench.tables import markdown_table
 from blockdraft.core.errors import ConfigError
 from blockdraft.report.render import Cell, Table, render
 

@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from blockdraft.bench.report.svg import STYLE, markdown_table, words
+from blockdraft.bench.report.section import Grid, Section
+from blockdraft.bench.report.svg import STYLE, words
+from blockdraft.bench.result import Result, need
+from blockdraft.bench.tables import markdown_table
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
@@ -38,16 +41,15 @@ def small_table(results: Mapping[str, Any]) -> str:
         [
             f"{row['name']} ({row['num_prompts']})",
             *cells(row["greedy"]),
-            heat,
+            f"{run['sampled_temperature']:g}",
             *cells(row["sampled"]),
         ]
         for run, chosen in ((benchmarks, all_rows(benchmarks)), (untuned, [untuned["all"]]))
-        for heat in [f"{run['sampled_temperature']:g}"]
         for row in chosen
     ]
-    straight = benchmarks["all"]["without_loops"]
-    name = f"the same without repetitive outputs ({straight['num_outputs']})"
-    rows.insert(-1, [name, *cells(straight), "", "", ""])
+    without_loops = benchmarks["all"]["without_loops"]
+    name = f"the same without repetitive outputs ({without_loops['num_outputs']})"
+    rows.insert(-1, [name, *cells(without_loops), "", "", ""])
     rows[-1] = [f"**{cell}**" for cell in rows[-1]]
     header = ["prompts", "greedy: tau", "speed-up", "sampled: temperature", "tau", "speed-up"]
     return markdown_table(header, rows)
@@ -82,13 +84,41 @@ def whole_table(results: Mapping[str, Any]) -> str:
     rows = []
     for run in results["runs"].values():
         for row in all_rows(run):
-            straight = row["without_loops"]
-            left = "" if straight is None else str(straight["num_outputs"])
+            without_loops = row["without_loops"]
+            left = "" if without_loops is None else str(without_loops["num_outputs"])
             head = [row["name"], str(row["num_prompts"]), *cells(row["greedy"])]
             tail = [f"{run['sampled_temperature']:g}", *cells(row["sampled"])]
-            rows.append([*head, left, *cells(straight), *tail])
+            rows.append([*head, left, *cells(without_loops), *tail])
     header = ["prompts", "number", "greedy: tau", "speed-up", "of them without loops", "tau"]
     return markdown_table([*header, "speed-up", "temperature", "sampled: tau", "speed-up"], rows)
+
+
+def summary_section(result: Result) -> Section:
+    """All figures of all runs, and their plot."""
+    values = result.values
+    rows = [
+        [
+            f"{row['name']} ({row['num_prompts']})",
+            *cells(row["greedy"]),
+            *cells(row["without_loops"]),
+            f"{run['sampled_temperature']:g}",
+            *cells(row["sampled"]),
+        ]
+        for run in need(result, "runs").values()
+        for row in all_rows(run)
+    ]
+    heads = ["prompts", "greedy: tau", "speed-up", "without loops: tau", "speed-up"]
+    heads += ["temperature", "sampled: tau", "speed-up"]
+    about = (
+        f"Speed-up over {values['baseline']}; in brackets the band in which 95 % of resamples of "
+        "the prompts fall."
+    )
+    return Section(
+        title=str(values["about"]),
+        facts=[same_tokens(values).strip()],
+        grids=[Grid("", about, heads, rows)],
+        plots={"": plot(values)},
+    )
 
 
 def plot(results: Mapping[str, Any]) -> str:
@@ -124,8 +154,8 @@ def plot(results: Mapping[str, Any]) -> str:
 def legend(runs: Mapping[str, Run]) -> Iterator[str]:
     """Which color is which."""
     first, *others = (f"{run['sampled_temperature']:g}" for run in runs.values())
-    heats = first if set(others) <= {first} else f"{first} (group below: {', '.join(others)})"
-    names = {"greedy": "greedy", "sampled": f"sampled, temperature {heats}"}
+    below = "" if set(others) <= {first} else f" (group below: {', '.join(others)})"
+    names = {"greedy": "greedy", "sampled": f"sampled, temperature {first}{below}"}
     for (kind, color), x in zip(COLORS.items(), (LEFT, LEFT + 90), strict=True):
         yield f'<rect class="{kind}" x="{x}" y="38" width="12" height="12" fill="{color}"/>'
         yield words(x + 18, 49, names[kind])

@@ -1,4 +1,4 @@
-"""Plots as SVG, for light and dark pages, and tables as Markdown. Loads no model library."""
+"""Plots as SVG, for light and dark pages. Loads no model library."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,6 @@ def words(x: float, y: float, text: str, *, anchor: str = "start", weight: str =
     return (
         f'<text class="words" x="{x}" y="{y}" text-anchor="{anchor}" font-weight="{weight}" '
         f'fill="#1f2328">{escape(text)}</text>'
-    )
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As Markdown; a bar in a cell stays a bar."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
     )
 
 
