@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from blockdraft.bench.measures import Spread
+    from blockdraft.bench.measures import Speedup, Spread
 
 
 def empty_table(title: str, *headings: str) -> Table:
@@ -24,6 +24,15 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
     )
+
+
+def speedup_cell(speedup: "Speedup | None") -> str:
+    """The value and below it its band; nothing without a speed-up."""
+    if speedup is None:
+        return ""
+    if speedup.low is None or speedup.high is None:
+        return f"{speedup.value:.2f}\n(one)"
+    return f"{speedup.value:.2f}\n{speedup.low:.2f}-{speedup.high:.2f}"
 
 
 def spread_cells(spread: "Spread") -> tuple[str, str]:

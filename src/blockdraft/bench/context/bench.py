@@ -16,6 +16,7 @@ from blockdraft.bench.decode import (
     fixed,
     in_turn,
 )
+from blockdraft.bench.grouping import grouped
 from blockdraft.bench.measures import (
     Rate,
     Spread,
@@ -182,9 +183,7 @@ def _line_start(text: str, position: int) -> int:
 
 def context_figures(llm: LLM, measurements: Sequence[ContextMeasurement]) -> list[ContextFigures]:
     """Figures of each length, in the order of measurement."""
-    groups: dict[int, list[ContextMeasurement]] = {}
-    for measurement in measurements:
-        groups.setdefault(measurement.requested_len, []).append(measurement)
+    groups = grouped(measurements, lambda measurement: measurement.requested_len)
     per_token = kv_bytes_per_token(llm)
     return [_figures(group, per_token) for group in groups.values()]
 

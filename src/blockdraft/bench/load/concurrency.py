@@ -17,6 +17,7 @@ from blockdraft.bench.decode import (
     fixed,
     run_in_turns,
 )
+from blockdraft.bench.grouping import grouped
 from blockdraft.bench.ledger.accounts import Account, merge_totals
 from blockdraft.bench.measures import (
     MEASURES,
@@ -51,6 +52,13 @@ CONCURRENCY_DEFINITIONS = {
     "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
     "repeat: median, lowest, highest",
     "keeps_up": "the median of over_best is at least 0.97",
+    "measures": "of all requests and repeats",
+    **defined(
+        *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),
+        *("per_position", "per_node", "first_token_seconds", "prompt_seconds"),
+        *("seconds_per_token", "largest_gap", "share_equal", "num_looping", "without_loops"),
+        "memory",
+    ),
 }
 
 LEAST_OVER_BEST = 0.97
@@ -88,6 +96,8 @@ class PointFigures:
     mean_drafted: float
     num_outputs: int
     num_identical: int
+    measures: Measures
+    without_loops: Measures | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,32 +172,6 @@ def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
     return [_figures(group, ways[PLAIN]) for ways in points.values() for group in ways.values()]
 
 
-@dataclass(frozen=True, slots=True)
-class PointMeasures:
-    """One way at one point, over the requests of all repeats; plain decoding is the baseline."""
-
-    measures: Measures
-    without_loops: Measures | None
-
-
-def point_measures(runs: Sequence[PointRun]) -> list[PointMeasures]:
-    """Of each point and way, in the order of `point_figures`."""
-    points = _by_point(runs)
-    return [_measures(group, ways[PLAIN]) for ways in points.values() for group in ways.values()]
-
-
-def _measures(group: Sequence[PointRun], plain_group: Sequence[PointRun]) -> PointMeasures:
-    samples, plain = _samples(group), _samples(plain_group)
-    prompts = [prompt for measured in group for prompt in measured.prompts]
-    return PointMeasures(
-        measures_of(samples, plain, prompts=prompts), without_loops(samples, plain, prompts)
-    )
-
-
-def _samples(group: Sequence[PointRun]) -> list[TimedOutput]:
-    return [sample for measured in group for sample in measured.run.samples]
-
-
 def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
     """How adaptive drafting does against the best other way, point by point."""
     return [_keeping_up(point, ways) for point, ways in _by_point(runs).items()]
@@ -208,10 +192,8 @@ def accounts_of(llm: LLM, runs: Sequence[PointRun]) -> list[Account]:
 
 
 def _by_point(runs: Sequence[PointRun]) -> dict[int, dict[Way, list[PointRun]]]:
-    points: dict[int, dict[Way, list[PointRun]]] = {}
-    for run in runs:
-        points.setdefault(run.concurrency, {}).setdefault(run.way, []).append(run)
-    return points
+    points = grouped(runs, lambda run: run.concurrency)
+    return {point: grouped(own, lambda run: run.way) for point, own in points.items()}
 
 
 def _keeping_up(concurrency: int, ways: Mapping[Way, Sequence[PointRun]]) -> KeepingUp:
@@ -224,7 +206,8 @@ def _keeping_up(concurrency: int, ways: Mapping[Way, Sequence[PointRun]]) -> Kee
 def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigures:
     """Figures of one way at one point; both lists have one run a repeat."""
     runs = [measured.run for measured in group]
-    samples = [sample for run in runs for sample in run.samples]
+    samples, plain_samples = _samples(group), _samples(plain)
+    prompts = [prompt for measured in group for prompt in measured.prompts]
     acceptance = total_acceptance(samples)
     return PointFigures(
         concurrency=group[0].concurrency,
@@ -242,4 +225,10 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         mean_drafted=acceptance.mean_drafted,
         num_outputs=len(samples),
         num_identical=sum(measured.num_identical for measured in group),
+        measures=measures_of(samples, plain_samples, prompts=prompts),
+        without_loops=without_loops(samples, plain_samples, prompts),
     )
+
+
+def _samples(group: Sequence[PointRun]) -> list[TimedOutput]:
+    return [sample for measured in group for sample in measured.run.samples]

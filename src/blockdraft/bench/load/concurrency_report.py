@@ -17,15 +17,13 @@ from blockdraft.bench.load.concurrency import (
     accounts_of,
     keeping_up,
     point_figures,
-    point_measures,
 )
 from blockdraft.bench.load.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
-    Turn,
-    TurnFigures,
+    Pair,
+    PairFigures,
     pair_figures,
 )
-from blockdraft.bench.measures import defined
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.speed.report import describe_output
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
@@ -38,12 +36,6 @@ same repeat. Medians and low-high over the repeats. decoding: requests that are
 past their first token, on average. tau: tokens per target pass. depth: longest
 drafted path of a target pass, on average. same: outputs that equal those of the
 first plain run of the same requests."""
-
-_MEASURED = {"measures": "of all requests and repeats"} | defined(
-    *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),
-    *("per_position", "per_node", "first_token_seconds", "prompt_seconds", "seconds_per_token"),
-    *("largest_gap", "share_equal", "num_looping", "without_loops", "memory"),
-)
 
 NEVER_SLOWER_LEGEND = """\
 ratio: tokens per second with adaptive drafting over those of an engine without
@@ -59,12 +51,9 @@ def concurrency_json(
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     report: dict[str, Any] = {
-        **describe_result("concurrency", llm, CONCURRENCY_DEFINITIONS | _MEASURED),
+        **describe_result("concurrency", llm, CONCURRENCY_DEFINITIONS),
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
-        "figures": [
-            asdict(row) | asdict(measures)
-            for row, measures in zip(point_figures(runs), point_measures(runs), strict=True)
-        ],
+        "figures": [asdict(row) for row in point_figures(runs)],
         "keeping_up": [asdict(row) | {"keeps_up": row.keeps_up} for row in keeping_up(runs)],
         "runs": [
             {
@@ -82,7 +71,7 @@ def concurrency_json(
     return report
 
 
-def never_slower_json(llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Turn]) -> dict[str, Any]:
+def never_slower_json(llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     return {
         **describe_result("never-slower", llm, NEVER_SLOWER_DEFINITIONS),
@@ -132,12 +121,12 @@ def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:
     return view
 
 
-def depth_lines(rows: Sequence[PointFigures | TurnFigures]) -> list[str]:
+def depth_lines(rows: Sequence[PointFigures | PairFigures]) -> list[str]:
     """How often each depth was used, one line for each point with adaptive drafting."""
     return [
         f"adaptive, {row.concurrency} at once, longest path: {_shares(row.num_passes_of_depth)}"
         for row in rows
-        if isinstance(row, TurnFigures) or row.way == ADAPTIVE.name
+        if isinstance(row, PairFigures) or row.way == ADAPTIVE.name
     ]
 
 
@@ -151,7 +140,7 @@ def keeping_up_lines(rows: Sequence[KeepingUp]) -> list[str]:
     ]
 
 
-def holding_lines(rows: Sequence[TurnFigures]) -> list[str]:
+def holding_lines(rows: Sequence[PairFigures]) -> list[str]:
     """Whether drafting is never slower, one line for each point."""
     return [
         f"{row.concurrency} at once: {row.slowdown:.3f} times the time without a drafter, "
@@ -168,7 +157,7 @@ def _shares(counts: Mapping[int, int]) -> str:
     return f"{shown} of the passes" if total else "no pass"
 
 
-def never_slower_table(title: str, rows: Sequence[TurnFigures]) -> Table:
+def never_slower_table(title: str, rows: Sequence[PairFigures]) -> Table:
     """One row per point; fits 80 columns."""
     headings = ("at\nonce", "adaptive\ntok/s", "no drafter\ntok/s", "ratio", "low-high")
     view = empty_table(title, *headings, "confi-\ndence", "tau", "depth", "same")

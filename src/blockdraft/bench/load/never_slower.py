@@ -13,6 +13,7 @@ from blockdraft.bench.decode import (
     encode_prompts,
     run_in_turns,
 )
+from blockdraft.bench.grouping import grouped
 from blockdraft.bench.measures import MEASURES, Spread, defined, spread_of, total_acceptance
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.llm import LLM
@@ -40,8 +41,8 @@ LEARNING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Both sides at one point, over the same requests in turns."""
+class Pair:
+    """A run of both sides at one point, over the same requests in turns."""
 
     concurrency: int
     adaptive: Run
@@ -60,7 +61,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnFigures:
+class PairFigures:
     """One point over its pairs; see NEVER_SLOWER_DEFINITIONS."""
 
     concurrency: int
@@ -93,8 +94,8 @@ class NeverSlowerBench:
         self,
         prompts: Sequence[BenchPrompt],
         config: NeverSlowerConfig,
-        on_progress: Callable[[Turn], None] = lambda pair: None,
-    ) -> list[Turn]:
+        on_progress: Callable[[Pair], None] = lambda pair: None,
+    ) -> list[Pair]:
         """Measure every point, the sides in turns, after a warm-up of each.
 
         Raises:
@@ -104,7 +105,7 @@ class NeverSlowerBench:
         encoded = encode_prompts(self.baseline, chosen, config.params)
         sides = [(Decoder(self.baseline), PLAIN), (Decoder(self.llm), ADAPTIVE)]
         reference: list[tuple[int, ...]] = []
-        pairs: list[Turn] = []
+        pairs: list[Pair] = []
         for concurrency in config.concurrency:
             own = encoded[: config.requests_at(concurrency)]
             for decoder, way in sides:
@@ -120,26 +121,24 @@ class NeverSlowerBench:
                 )
                 reference += runs[PLAIN].outputs[len(reference) : len(own)]
                 num_identical = sum(run.num_equal(reference[: len(own)]) for run in runs.values())
-                pairs.append(Turn(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
+                pairs.append(Pair(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
                 on_progress(pairs[-1])
         return pairs
 
 
-def pair_figures(pairs: Sequence[Turn]) -> list[TurnFigures]:
+def pair_figures(pairs: Sequence[Pair]) -> list[PairFigures]:
     """Figures of each point, in the order of measurement."""
-    groups: dict[int, list[Turn]] = {}
-    for pair in pairs:
-        groups.setdefault(pair.concurrency, []).append(pair)
+    groups = grouped(pairs, lambda pair: pair.concurrency)
     return [_figures(group) for group in groups.values()]
 
 
-def _figures(group: Sequence[Turn]) -> TurnFigures:
+def _figures(group: Sequence[Pair]) -> PairFigures:
     adaptive, plain = [p.adaptive for p in group], [p.no_drafter for p in group]
     acceptance = total_acceptance([sample for run in adaptive for sample in run.samples])
     seconds = min(sum(run.wall_seconds for run in runs) for runs in (adaptive, plain))
     ratio = spread_of([pair.ratio for pair in group])
     slowdown, limit = 1 / ratio.median, MOST_SLOWDOWN + LEARNING_SECONDS / seconds
-    return TurnFigures(
+    return PairFigures(
         concurrency=group[0].concurrency,
         num_pairs=len(group),
         seconds_per_side=seconds,

@@ -23,6 +23,7 @@ from blockdraft.bench.decode import (
     encode_prompts,
     run_in_turns,
 )
+from blockdraft.bench.grouping import grouped
 from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
 from blockdraft.bench.load.pareto_journal import Journal, Turn
 from blockdraft.bench.measures import (
@@ -166,19 +167,12 @@ def names_of(folders: Sequence[Path | None]) -> list[str]:
 def pareto_points(turns: Sequence[Turn]) -> list[ParetoPoint]:
     """By way, and of each by requests at once."""
     reference = turns[0].runs[PLAIN.name].outputs
-    groups = _by_concurrency(turns)
+    groups = grouped(turns, lambda turn: turn.concurrency)
     return [
         _point(way, concurrency, group, reference)
         for way in turns[0].runs
         for concurrency, group in groups.items()
     ]
-
-
-def _by_concurrency(turns: Sequence[Turn]) -> dict[int, list[Turn]]:
-    groups: dict[int, list[Turn]] = {}
-    for turn in turns:
-        groups.setdefault(turn.concurrency, []).append(turn)
-    return groups
 
 
 def _point(
@@ -219,9 +213,7 @@ def readings(turns: Sequence[Turn]) -> tuple[list[CurveReading], list[CurveReadi
 def _read(
     turns: Sequence[Turn], read: Callable[[Curve, float], Reading], level: str, value: str
 ) -> Iterator[CurveReading]:
-    repeats: dict[int, list[Turn]] = {}
-    for turn in turns:
-        repeats.setdefault(turn.repeat, []).append(turn)
+    repeats = grouped(turns, lambda turn: turn.repeat)
     for way in turns[0].runs:
         if way == PLAIN.name:
             continue

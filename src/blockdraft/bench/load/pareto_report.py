@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from blockdraft.bench.decode import PLAIN
+from blockdraft.bench.grouping import grouped
 from blockdraft.bench.load.curve import no_faster_from
 from blockdraft.bench.load.pareto import CurveReading, ParetoPoint
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
@@ -21,9 +22,7 @@ its users are where it gives as much in total; over plain decoding."""
 
 def pareto_tables(title: str, points: Sequence[ParetoPoint]) -> list[Table]:
     """A table for each way, with a row for each number of requests; they fit 80 columns."""
-    by_way: dict[str, list[ParetoPoint]] = {}
-    for point in points:
-        by_way.setdefault(point.way, []).append(point)
+    by_way = grouped(points, lambda point: point.way)
     return [_way_table(f"{way}: {title}", group) for way, group in by_way.items()]
 
 

@@ -18,7 +18,7 @@ from blockdraft.bench.load.traffic import (
 )
 from blockdraft.bench.measures import Percentiles
 from blockdraft.bench.result import describe_result
-from blockdraft.bench.tables import empty_table, spread_cells, three_digits
+from blockdraft.bench.tables import empty_table, speedup_cell, spread_cells, three_digits
 from blockdraft.llm import LLM
 
 TRAFFIC_LEGEND = """\
@@ -58,10 +58,8 @@ def traffic_table(title: str, rows: Sequence[TrafficFigures]) -> Table:
         cells = [""] * 6
         if found is not None:
             cells = [
-                *(
-                    "" if one is None else f"{one.value:.2f}\n{_ends(one.low, one.high)}"
-                    for one in (found.decode_speedup, found.speedup)
-                ),
+                speedup_cell(found.decode_speedup),
+                speedup_cell(found.speedup),
                 f"{found.tau_micro:.2f}",
                 *map(
                     _milliseconds,
@@ -75,10 +73,6 @@ def traffic_table(title: str, rows: Sequence[TrafficFigures]) -> Table:
             f"{row.num_identical}/{row.num_outputs}",
         )
     return view
-
-
-def _ends(low: float | None, high: float | None) -> str:
-    return "(one)" if low is None or high is None else f"{low:.2f}-{high:.2f}"
 
 
 def _milliseconds(found: Percentiles | None) -> str:

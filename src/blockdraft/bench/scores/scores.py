@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from blockdraft.bench.grouping import grouped
 from blockdraft.bench.scores.programs import program_of
 from blockdraft.bench.scores.sandbox import SECONDS, check_sandbox, passes
 from blockdraft.core.errors import ConfigError
@@ -103,10 +104,8 @@ def scores_of(
     measurements: Sequence["Measurement"], decode: Callable[[Sequence[int]], str], max_tokens: int
 ) -> dict[str, Score]:
     """Of every set that has numbers or tests. `decode` gives the text of tokens."""
-    groups: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        if _is_scored(measurement.prompt):
-            groups.setdefault(measurement.prompt.category, []).append(measurement)
+    scored = [measurement for measurement in measurements if _is_scored(measurement.prompt)]
+    groups = grouped(scored, lambda measurement: measurement.prompt.category)
     return {name: _score(group, decode, max_tokens) for name, group in groups.items()}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
+from blockdraft.bench.grouping import grouped
 from blockdraft.bench.measures import (
     MEASURES,
     Measures,
@@ -103,9 +104,7 @@ def figures_of(measurements: Sequence[Measurement]) -> Figures:
 
 def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:
     """Figures of each category, of all, and of all without looping outputs."""
-    groups: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        groups.setdefault(measurement.prompt.category, []).append(measurement)
+    groups = grouped(measurements, lambda measurement: measurement.prompt.category)
     groups[ALL] = list(measurements)
     if straight := [m for m in measurements if not m.loops]:
         groups[WITHOUT_LOOPS] = straight
