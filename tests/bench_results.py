@@ -18,8 +18,10 @@ from blockdraft.bench.load.pareto import ParetoBench, pareto_json
 from blockdraft.bench.load.pareto_journal import Journal
 from blockdraft.bench.load.traffic import Answer, Play, Request
 from blockdraft.bench.load.traffic_report import traffic_json
-from blockdraft.bench.plan import report as plan_report
 from blockdraft.bench.plan.queueing import Goal
+from blockdraft.bench.plan.replicas import make_plan
+from blockdraft.bench.plan.report import plan_json
+from blockdraft.bench.plan.traffic import steady_traffic
 from blockdraft.bench.result import describe_result, read_result
 from blockdraft.bench.speed.bench import Measurement
 from blockdraft.bench.speed.break_even import Decoded, ForcedMeasurement
@@ -130,9 +132,9 @@ def traffic_values():
 
 def plan_values(curve_path):
     result = read_result(curve_path)
-    traffic, goal = plan_report.steady_traffic(0.5, 41, None), Goal(0.2, 3.0)
-    rows = plan_report.make_plan(result, traffic, goal, 2.0)
-    return plan_report.plan_json(result, traffic, goal, 2.0, rows)
+    traffic, goal = steady_traffic(0.5, 41, None), Goal(0.2, 3.0)
+    rows = make_plan(result, traffic, goal, 2.0)
+    return plan_json(result, traffic, goal, 2.0, rows)
 
 
 def write_all(folder, monkeypatch):

@@ -1,4 +1,4 @@
-"""From a measured curve, traffic and a price to the number of replicas. Loads no model library.
+"""The fewest replicas that meet a goal, by a queueing formula. Loads no model library.
 
 A replica is a queue. While n requests run on it, each gets a token every `token_seconds(n)`, and
 needs `prompt_seconds(n)` before its first one; both are read off the measured points, linear
@@ -211,16 +211,8 @@ def num_replicas(service: Service, arrivals: float, output_len: float, goal: Goa
     return high
 
 
-def with_switch(drafted: Service, plain: Service, off_from: float) -> Service:
-    """Drafting that is off while at least so many requests run."""
-    return Service(
-        tuple(
-            sorted(
-                [
-                    *(point for point in drafted.points if point.num_running < off_from),
-                    *(point for point in plain.points if point.num_running >= off_from),
-                ],
-                key=lambda point: point.num_running,
-            )
-        )
-    )
+def drafting_below(num_running: float, drafted: Service, plain: Service) -> Service:
+    """Drafting while fewer requests run than that, and plain decoding from there on."""
+    below = [point for point in drafted.points if point.num_running < num_running]
+    above = [point for point in plain.points if point.num_running >= num_running]
+    return Service(tuple(sorted(below + above, key=lambda point: point.num_running)))
