@@ -14,8 +14,9 @@ from blockdraft.bench.config import (
 from blockdraft.bench.load.concurrency import ConcurrencyBench
 from blockdraft.bench.load.concurrency_report import concurrency_json, never_slower_json
 from blockdraft.bench.load.never_slower import NeverSlowerBench
-from blockdraft.bench.load.pareto import ParetoBench, pareto_json
+from blockdraft.bench.load.pareto import ParetoBench
 from blockdraft.bench.load.pareto_journal import Journal
+from blockdraft.bench.load.pareto_report import pareto_json
 from blockdraft.bench.load.traffic import Answer, Play, Request
 from blockdraft.bench.load.traffic_report import traffic_json
 from blockdraft.bench.plan.queueing import Goal
@@ -24,7 +25,7 @@ from blockdraft.bench.plan.report import plan_json
 from blockdraft.bench.plan.traffic import steady_traffic
 from blockdraft.bench.result import describe_result, read_result
 from blockdraft.bench.speed.bench import Measurement
-from blockdraft.bench.speed.break_even import Decoded, ForcedMeasurement
+from blockdraft.bench.speed.break_even import DecodeTotals, ForcedMeasurement
 from blockdraft.bench.speed.break_even import json_report as break_even_json
 from blockdraft.bench.speed.figures import DEFINITIONS, groups_of
 from blockdraft.bench.speed.report import json_report
@@ -105,7 +106,9 @@ def never_slower_values(monkeypatch):
 
 
 def break_even_values():
-    one = ForcedMeasurement(PROMPTS[0], Decoded(4.0, 40, 40, 0, 0), Decoded(5.0, 40, 20, 60, 20))
+    one = ForcedMeasurement(
+        PROMPTS[0], DecodeTotals(4.0, 40, 40, 0, 0), DecodeTotals(5.0, 40, 20, 60, 20)
+    )
     config = BreakEvenConfig(force_acceptance=0.3)
     return break_even_json(FakeLLM(), config, [one, replace(one, prompt=PROMPTS[1])])
 

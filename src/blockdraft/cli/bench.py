@@ -296,7 +296,7 @@ def _measure(
         config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
     all_params = [config.params for config in configs]
-    llm = load_for_prompts(llm_config, workload, all_params, in_course=True)
+    llm = load_for_prompts(llm_config, workload, all_params, multi_turn=True)
     from blockdraft.bench.journal import journal_path
     from blockdraft.bench.outside.rivals import started_rivals
     from blockdraft.bench.speed.bench import SpeedBench

@@ -94,8 +94,9 @@ def pareto(
     llms = [load_for_prompts(one, chosen, [config.params]) for one in configs]
     from blockdraft.bench.decode import encode_prompts
     from blockdraft.bench.journal import journal_path
-    from blockdraft.bench.load.pareto import ParetoBench, names_of, pareto_json
+    from blockdraft.bench.load.pareto import ParetoBench, names_of
     from blockdraft.bench.load.pareto_journal import Journal
+    from blockdraft.bench.load.pareto_report import pareto_json
 
     names = names_of([llm.drafter_folder for llm in llms])
     bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)

@@ -45,7 +45,7 @@ def traffic(
     ] = _TRAFFIC.max_tokens,
     temperatures: Annotated[
         str, typer.Option(help="Temperatures of requests, drawn for each.", metavar="T,T")
-    ] = ",".join(f"{heat:g}" for heat in _TRAFFIC.temperatures),
+    ] = ",".join(f"{one:g}" for one in _TRAFFIC.temperatures),
     abort_share: Annotated[
         float,
         typer.Option(help="Share of requests that their client gives up before they are whole."),

@@ -6,10 +6,8 @@ ended goes on where it was.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 from blockdraft.bench.config import ParetoConfig
 from blockdraft.bench.decode import (
@@ -36,7 +34,6 @@ from blockdraft.bench.measures import (
     spread_of,
     without_loops,
 )
-from blockdraft.bench.result import describe_result
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.hub.catalog import display_name
@@ -238,42 +235,3 @@ def _read(
 
 def _curve_point(run: Run) -> CurvePoint:
     return CurvePoint(run.tokens_per_second_per_user, run.tokens_per_second)
-
-
-def pareto_json(
-    bench: ParetoBench,
-    config: ParetoConfig,
-    turns: Sequence[Turn],
-    prompt_len: float,
-) -> dict[str, Any]:
-    """Everything needed to judge and to repeat a result, and to plan by it."""
-    at_interactivity, at_throughput = readings(turns)
-    folders = {
-        way.name: None if way == PLAIN else decoder.llm.drafter_folder
-        for decoder, way in bench.sides
-    }
-    drafters = {name: None if folder is None else str(folder) for name, folder in folders.items()}
-    return {
-        **describe_result("pareto", bench.llm, PARETO_DEFINITIONS),
-        "bench": asdict(config) | {"num_requests": config.requests_per_point},
-        "mean_prompt_tokens": prompt_len,
-        "mean_output_tokens": fmean(
-            len(ids) for turn in turns for ids in turn.runs[PLAIN.name].outputs
-        ),
-        "ways": [asdict(way) | {"drafter": drafters[way.name]} for way in bench.ways],
-        "points": [asdict(point) for point in pareto_points(turns)],
-        "at_equal_interactivity": [asdict(reading) for reading in at_interactivity],
-        "at_equal_throughput": [asdict(reading) for reading in at_throughput],
-        "runs": [
-            {
-                "concurrency": turn.concurrency,
-                "repeat": turn.repeat,
-                "way": way,
-                "wall_seconds": run.wall_seconds,
-                "throughput": run.tokens_per_second,
-                "interactivity": run.tokens_per_second_per_user,
-            }
-            for turn in turns
-            for way, run in turn.runs.items()
-        ],
-    }

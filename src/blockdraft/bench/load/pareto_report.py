@@ -1,13 +1,26 @@
-"""`bench pareto`, for people."""
+"""`bench pareto`, for people and for machines."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
 
 from rich.table import Table
 
+from blockdraft.bench.config import ParetoConfig
 from blockdraft.bench.decode import PLAIN
 from blockdraft.bench.grouping import grouped
 from blockdraft.bench.load.curve import no_faster_from
-from blockdraft.bench.load.pareto import CurveReading, ParetoPoint
+from blockdraft.bench.load.pareto import (
+    PARETO_DEFINITIONS,
+    CurveReading,
+    ParetoBench,
+    ParetoPoint,
+    pareto_points,
+    readings,
+)
+from blockdraft.bench.load.pareto_journal import Turn
+from blockdraft.bench.result import describe_result
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 
 PARETO_LEGEND = """\
@@ -18,6 +31,45 @@ tokens per target pass. same: outputs that equal those of plain decoding at the
 first point. Read off the curves, between measured points only: what a way gives
 in total where its users are as fast as those of plain decoding, and how fast
 its users are where it gives as much in total; over plain decoding."""
+
+
+def pareto_json(
+    bench: ParetoBench,
+    config: ParetoConfig,
+    turns: Sequence[Turn],
+    prompt_len: float,
+) -> dict[str, Any]:
+    """Everything needed to judge and to repeat a result, and to plan by it."""
+    at_interactivity, at_throughput = readings(turns)
+    folders = {
+        way.name: None if way == PLAIN else decoder.llm.drafter_folder
+        for decoder, way in bench.sides
+    }
+    drafters = {name: None if folder is None else str(folder) for name, folder in folders.items()}
+    return {
+        **describe_result("pareto", bench.llm, PARETO_DEFINITIONS),
+        "bench": asdict(config) | {"num_requests": config.requests_per_point},
+        "mean_prompt_tokens": prompt_len,
+        "mean_output_tokens": fmean(
+            len(ids) for turn in turns for ids in turn.runs[PLAIN.name].outputs
+        ),
+        "ways": [asdict(way) | {"drafter": drafters[way.name]} for way in bench.ways],
+        "points": [asdict(point) for point in pareto_points(turns)],
+        "at_equal_interactivity": [asdict(reading) for reading in at_interactivity],
+        "at_equal_throughput": [asdict(reading) for reading in at_throughput],
+        "runs": [
+            {
+                "concurrency": turn.concurrency,
+                "repeat": turn.repeat,
+                "way": way,
+                "wall_seconds": run.wall_seconds,
+                "throughput": run.tokens_per_second,
+                "interactivity": run.tokens_per_second_per_user,
+            }
+            for turn in turns
+            for way, run in turn.runs.items()
+        ],
+    }
 
 
 def pareto_tables(title: str, points: Sequence[ParetoPoint]) -> list[Table]:
@@ -41,11 +93,11 @@ def _way_table(title: str, points: Sequence[ParetoPoint]) -> Table:
     return view
 
 
-def reading_table(title: str, level: str, readings: Sequence[CurveReading]) -> Table:
+def reading_table(title: str, level: str, rows: Sequence[CurveReading]) -> Table:
     """One row for each way and number of requests of plain decoding; fits 80 columns."""
     view = empty_table(title, "", "plain,\nat once", level, "over\nplain", "low-high")
-    for index, reading in enumerate(readings):
-        is_first = index == 0 or readings[index - 1].way != reading.way
+    for index, reading in enumerate(rows):
+        is_first = index == 0 or rows[index - 1].way != reading.way
         if is_first:
             view.add_section()
         view.add_row(

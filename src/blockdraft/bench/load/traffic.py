@@ -1,7 +1,7 @@
 """Mixed traffic, played plainly and with drafts: requests come, are answered, or are given up."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle
 from math import exp, log
 from pathlib import Path
@@ -97,8 +97,8 @@ def draw_requests(config: TrafficConfig, num_prompts: int) -> list[Request]:
     for number in range(config.num_requests):
         length = round(exp(draw.uniform(log(config.min_tokens), log(config.max_tokens))))
         gone = draw.randint(1, length) if draw.random() < config.abort_share else None
-        heat, seed = draw.choice(config.temperatures), draw.getrandbits(32)
-        requests.append(Request(at, number % num_prompts, length, heat, seed, gone))
+        temperature, seed = draw.choice(config.temperatures), draw.getrandbits(32)
+        requests.append(Request(at, number % num_prompts, length, temperature, seed, gone))
         at += draw.expovariate(config.requests_per_second)
     return requests
 
@@ -266,34 +266,3 @@ def _figures(name: str, turns: Sequence[Turn], requests: Sequence[Request]) -> T
         measures=measures_of(ours, baseline, prompts=prompts) if both else None,
         without_loops=without_loops(ours, theirs, prompts) if both else None,
     )
-
-
-def describe_turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Every answer, for JSON."""
-    return [
-        {
-            name: {
-                "wall_seconds": play.wall_seconds,
-                "answers": [
-                    {
-                        "token_ids": answer.token_ids,
-                        "aborted": answer.timed is None,
-                        **({} if answer.timed is None else _times(answer.timed)),
-                    }
-                    for answer in play.answers
-                ],
-            }
-            for name, play in turn.items()
-        }
-        for turn in turns
-    ]
-
-
-def _times(sample: TimedOutput) -> dict[str, Any]:
-    names = ("total_seconds", "decode_seconds", "queue_seconds", "largest_gap")
-    return {name: getattr(sample, name) for name in names}
-
-
-def describe_requests(requests: Sequence[Request], ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The traffic, for JSON; prompts by the names of their rows."""
-    return [asdict(one) | {"prompt_id": ids[one.prompt]} for one in requests]

@@ -12,13 +12,12 @@ from blockdraft.bench.load.traffic import (
     Request,
     TrafficFigures,
     Turn,
-    describe_requests,
-    describe_turns,
     traffic_figures,
 )
 from blockdraft.bench.measures import Percentiles
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.tables import empty_table, speedup_cell, spread_cells, three_digits
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 
 TRAFFIC_LEGEND = """\
@@ -41,9 +40,39 @@ def traffic_json(
         **describe_result("traffic", llm, TRAFFIC_DEFINITIONS),
         "bench": asdict(config),
         "figures": [asdict(row) for row in traffic_figures(turns, requests)],
-        "requests": describe_requests(requests, ids),
-        "repeats": describe_turns(turns),
+        "requests": _describe_requests(requests, ids),
+        "repeats": _describe_turns(turns),
     }
+
+
+def _describe_turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    return [
+        {
+            name: {
+                "wall_seconds": play.wall_seconds,
+                "answers": [
+                    {
+                        "token_ids": answer.token_ids,
+                        "aborted": answer.timed is None,
+                        **({} if answer.timed is None else _times(answer.timed)),
+                    }
+                    for answer in play.answers
+                ],
+            }
+            for name, play in turn.items()
+        }
+        for turn in turns
+    ]
+
+
+def _times(sample: TimedOutput) -> dict[str, Any]:
+    names = ("total_seconds", "decode_seconds", "queue_seconds", "largest_gap")
+    return {name: getattr(sample, name) for name in names}
+
+
+def _describe_requests(requests: Sequence[Request], ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Prompts by the names of their rows."""
+    return [asdict(one) | {"prompt_id": ids[one.prompt]} for one in requests]
 
 
 def traffic_table(title: str, rows: Sequence[TrafficFigures]) -> Table:

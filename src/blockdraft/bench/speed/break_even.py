@@ -5,7 +5,7 @@ decoded so is nobody's answer: it is timed and thrown away, and nothing is said 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from blockdraft.bench.result import describe_result
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.completion import Completion
 from blockdraft.llm import LLM
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.proof.faults import verifying_by
@@ -39,8 +38,8 @@ DEFINITIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """Times and counts of one output; its tokens are forgotten. Without the prompt's step."""
+class DecodeTotals:
+    """Times and counts of outputs, without the prompts' steps; tokens are forgotten."""
 
     decode_seconds: float
     num_tokens: int
@@ -59,8 +58,8 @@ class ForcedMeasurement:
     """One prompt, decoded plainly and with forced acceptance."""
 
     prompt: BenchPrompt
-    plain: Decoded
-    forced: Decoded
+    plain: DecodeTotals
+    forced: DecodeTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +131,10 @@ def measure_break_even(
     return measurements
 
 
-def _decode(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Decoded:
-    return _counted(llm.generate(prompt_ids, params).completions[0])
-
-
-def _counted(completion: Completion) -> Decoded:
+def _decode(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> DecodeTotals:
+    completion = llm.generate(prompt_ids, params).completions[0]
     acceptance = completion.acceptance
-    return Decoded(
+    return DecodeTotals(
         decode_seconds=completion.timings.decode,
         num_tokens=acceptance.num_tokens,
         num_steps=acceptance.num_passes,
@@ -168,14 +164,8 @@ def break_even_of(measurements: Sequence[ForcedMeasurement]) -> BreakEven:
     )
 
 
-def _total(each: Sequence[Decoded]) -> Decoded:
-    return Decoded(
-        decode_seconds=sum(one.decode_seconds for one in each),
-        num_tokens=sum(one.num_tokens for one in each),
-        num_steps=sum(one.num_steps for one in each),
-        num_drafted=sum(one.num_drafted for one in each),
-        num_kept=sum(one.num_kept for one in each),
-    )
+def _total(each: Sequence[DecodeTotals]) -> DecodeTotals:
+    return DecodeTotals(*map(sum, zip(*map(astuple, each), strict=True)))
 
 
 def json_report(

@@ -106,8 +106,8 @@ def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:
     """Figures of each category, of all, and of all without looping outputs."""
     groups = grouped(measurements, lambda measurement: measurement.prompt.category)
     groups[ALL] = list(measurements)
-    if straight := [m for m in measurements if not m.loops]:
-        groups[WITHOUT_LOOPS] = straight
+    if without_loops := [m for m in measurements if not m.loops]:
+        groups[WITHOUT_LOOPS] = without_loops
     return {name: figures_of(group) for name, group in groups.items()}
 
 
