@@ -53,6 +53,13 @@ MEASURES = {
     "memory": "most memory that the process ever held, and of a GPU what torch ever took",
 }
 
+OUTPUT_MEASURES = (
+    *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),
+    *("per_position", "per_node", "first_token_seconds", "prompt_seconds", "seconds_per_token"),
+    *("largest_gap", "share_equal", "num_looping", "without_loops", "memory"),
+)
+"""What a row says of its outputs."""
+
 NUM_RESAMPLES = 2000
 SEED = 0
 CONFIDENCE = 0.95

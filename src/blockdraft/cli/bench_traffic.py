@@ -65,7 +65,7 @@ def traffic(
     decoding although exactness was asked for.
     """
     try:
-        heats = tuple(map(float, temperatures.split(",")))
+        parsed = tuple(map(float, temperatures.split(",")))
     except ValueError as error:
         raise ConfigError(
             f"temperatures is {temperatures!r}; give numbers such as 0,0.7"
@@ -76,7 +76,7 @@ def traffic(
         concurrency=concurrency,
         min_tokens=min_tokens,
         max_tokens=max_tokens,
-        temperatures=heats,
+        temperatures=parsed,
         abort_share=abort_share,
         repeats=repeats,
         seed=seed,

@@ -14,8 +14,14 @@ from typer.testing import CliRunner
 from blockdraft.bench.report import summary, svg
 from blockdraft.bench.report.changes import figures_of
 from blockdraft.bench.report.documents import documents, render_page, section_markdown, sections_of
-from blockdraft.bench.report.published import LOADS, PUBLISHED, PUBLISHED_LOADS, SETS, set_of
-from blockdraft.bench.report.published_section import published_section
+from blockdraft.bench.report.published import (
+    LOADS,
+    PUBLISHED,
+    PUBLISHED_LOADS,
+    SETS,
+    published_section,
+    set_of,
+)
 from blockdraft.bench.report.section import ONE_PROMPT
 from blockdraft.bench.report.sections import section_of
 from blockdraft.bench.result import KINDS, Result, machines_of, read_result, read_results

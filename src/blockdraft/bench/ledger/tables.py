@@ -59,17 +59,11 @@ def ledger_table(account: Account) -> Table:
         "100.0 %",
         _per_token(ledger.wall_nanoseconds, ledger),
         "",
-        *_sums(ledger),
+        _quantity(sum(line.flops for line in ledger.lines) / 1e9),
+        _quantity(sum(line.num_bytes for line in ledger.lines) / 1e9),
         *([] if plain is None else [_per_token(plain.wall_nanoseconds, plain)]),
     )
     return view
-
-
-def _sums(ledger: Ledger) -> tuple[str, str]:
-    return (
-        _quantity(sum(line.flops for line in ledger.lines) / 1e9),
-        _quantity(sum(line.num_bytes for line in ledger.lines) / 1e9),
-    )
 
 
 def _cells(line: LedgerLine, ledger: Ledger) -> list[str]:

@@ -21,6 +21,7 @@ from blockdraft.bench.grouping import grouped
 from blockdraft.bench.ledger.accounts import Account, merge_totals
 from blockdraft.bench.measures import (
     MEASURES,
+    OUTPUT_MEASURES,
     Measures,
     Spread,
     defined,
@@ -53,12 +54,7 @@ CONCURRENCY_DEFINITIONS = {
     "repeat: median, lowest, highest",
     "keeps_up": "the median of over_best is at least 0.97",
     "measures": "of all requests and repeats",
-    **defined(
-        *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),
-        *("per_position", "per_node", "first_token_seconds", "prompt_seconds"),
-        *("seconds_per_token", "largest_gap", "share_equal", "num_looping", "without_loops"),
-        "memory",
-    ),
+    **defined(*OUTPUT_MEASURES),
 }
 
 LEAST_OVER_BEST = 0.97

@@ -26,6 +26,7 @@ from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivit
 from blockdraft.bench.load.pareto_journal import Journal, Turn
 from blockdraft.bench.measures import (
     MEASURES,
+    OUTPUT_MEASURES,
     Measures,
     Spread,
     defined,
@@ -56,12 +57,7 @@ PARETO_DEFINITIONS = {
     "mean_running": "requests that are past their first step, on average over the wall time: what "
     "is left of the concurrency after the emptying end of every turn",
     "num_identical": "outputs that equal those of the first plain run at the first point",
-    **defined(
-        *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),
-        *("per_position", "per_node", "first_token_seconds", "prompt_seconds"),
-        *("seconds_per_token", "largest_gap", "share_equal", "num_looping", "without_loops"),
-        "memory",
-    ),
+    **defined(*OUTPUT_MEASURES),
 }
 
 

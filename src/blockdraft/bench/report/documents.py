@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from blockdraft.bench.report import summary
 from blockdraft.bench.report.changes import change_section
-from blockdraft.bench.report.published_section import published_section
+from blockdraft.bench.report.published import published_section
 from blockdraft.bench.report.section import Grid, Section
 from blockdraft.bench.report.sections import section_of
 from blockdraft.bench.result import Result, machines_of

@@ -2,35 +2,22 @@
 
 from collections.abc import Callable, Mapping
 
-from blockdraft.bench.report.load_sections import (
-    concurrency_section,
-    never_slower_section,
-    pareto_section,
-    plan_section,
-    traffic_section,
-)
+from blockdraft.bench.report import load_sections, speed_sections, summary
 from blockdraft.bench.report.section import Section, without_repeats
-from blockdraft.bench.report.speed_sections import (
-    break_even_section,
-    context_section,
-    speed_section,
-    ways_section,
-)
-from blockdraft.bench.report.summary import summary_section
 from blockdraft.bench.result import Result
 from blockdraft.core.errors import ConfigError
 
 _SECTIONS: Mapping[str, Callable[[Result], Section]] = {
-    "summary": summary_section,
-    "speed": speed_section,
-    "ways": ways_section,
-    "concurrency": concurrency_section,
-    "pareto": pareto_section,
-    "never-slower": never_slower_section,
-    "context": context_section,
-    "traffic": traffic_section,
-    "break-even": break_even_section,
-    "plan": plan_section,
+    "summary": summary.summary_section,
+    "speed": speed_sections.speed_section,
+    "ways": speed_sections.ways_section,
+    "concurrency": load_sections.concurrency_section,
+    "pareto": load_sections.pareto_section,
+    "never-slower": load_sections.never_slower_section,
+    "context": speed_sections.context_section,
+    "traffic": load_sections.traffic_section,
+    "break-even": speed_sections.break_even_section,
+    "plan": load_sections.plan_section,
 }
 
 

@@ -54,19 +54,26 @@ def _need_plain(result: Result, figures: Values) -> None:
 
 
 def _speed_row(name: str, row: Values) -> list[str]:
-    bands, drafted = row["speedup_bands"], row["ways"]["drafted"]
     return [
         f"{name} ({row['num_prompts']})",
+        *_drafted_cells(row),
+        spread_words(row["speedup_bands"].get("transformers")),
+        *latency_cells(row["ways"]["drafted"]),
+        f"{row['num_identical']}/{row['num_prompts']}",
+        str(row["num_looping"]),
+    ]
+
+
+def _drafted_cells(row: Values) -> list[str]:
+    """Both tau, both speeds, and speed-ups over plain decoding."""
+    bands, drafted = row["speedup_bands"], row["ways"]["drafted"]
+    return [
         f"{drafted['tau_micro']:.2f}",
         f"{drafted['tau_macro']:.2f}",
         three_digits(row["plain"]["tokens_per_second"]),
         three_digits(row["drafted"]["tokens_per_second"]),
         spread_words(bands["plain"]),
         spread_words(bands["plain_decode"]),
-        spread_words(bands.get("transformers")),
-        *latency_cells(drafted),
-        f"{row['num_identical']}/{row['num_prompts']}",
-        str(row["num_looping"]),
     ]
 
 
@@ -145,19 +152,13 @@ def ways_section(result: Result) -> Section:
     groups = list(next(iter(figures.values())))
     for way, by_group in figures.items():
         whole, without_loops = by_group["all"], by_group.get("no loops")
-        drafted = whole["ways"]["drafted"]
         rows.append([way, *(speedup_and_tau(by_group[group]) for group in groups)])
         totals.append(
             [
                 way,
-                f"{drafted['tau_micro']:.2f}",
-                f"{drafted['tau_macro']:.2f}",
-                three_digits(whole["plain"]["tokens_per_second"]),
-                three_digits(whole["drafted"]["tokens_per_second"]),
-                spread_words(whole["speedup_bands"]["plain"]),
-                spread_words(whole["speedup_bands"]["plain_decode"]),
+                *_drafted_cells(whole),
                 "" if without_loops is None else speedup_and_tau(without_loops),
-                *latency_cells(drafted),
+                *latency_cells(whole["ways"]["drafted"]),
                 f"{whole['num_identical']}/{whole['num_prompts']}",
             ]
         )

@@ -8,16 +8,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from blockdraft.bench.report.section import Grid, Section
-from blockdraft.bench.report.svg import STYLE, words
+from blockdraft.bench.report.svg import WIDTH, baseline_at, frame, words
 from blockdraft.bench.result import Result, need
 from blockdraft.bench.tables import markdown_table
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
 
-WIDTH, LEFT, RIGHT, TOP = 760, 270, 60, 64
+LEFT, RIGHT, TOP = 270, 60, 64
 ROW_HEIGHT, BAR_HEIGHT, GAP = 39, 14, 14
 COLORS = {"greedy": "#0969da", "sampled": "#bc6b00"}
+STYLE = """
+text { font: 13px system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) {
+  .ground { fill: #0d1117; }
+  .words { fill: #e6edf3; }
+  .greedy { fill: #4493f8; }
+  .sampled { fill: #d29922; }
+  .line { stroke: #9198a1; }
+}
+"""
 
 
 def all_rows(run: Run) -> list[Row]:
@@ -131,24 +141,10 @@ def plot(results: Mapping[str, Any]) -> str:
             y += ROW_HEIGHT
         y += GAP
     height = y + 10
-    plain, colors = x_of(1.0, end), legend(results["runs"])
-    body = "\n".join(
-        [
-            f'<rect class="ground" width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-            words(20, 24, "Speed of drafted decoding; plain decoding is 1", weight="bold"),
-            *colors,
-            *parts,
-            f'<line class="line" x1="{plain}" x2="{plain}" y1="{TOP - 6}" y2="{height - 24}" '
-            'stroke="#59636e" stroke-dasharray="4 3"/>',
-            words(plain, height - 8, "plain", anchor="middle"),
-        ]
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" role="img" '
-        f'aria-label="Speed of drafted over plain decoding, by set of prompts">\n'
-        f"<style>{STYLE}</style>\n{body}\n</svg>\n"
-    )
+    parts += baseline_at(x_of(1.0, end), TOP - 6, height, "plain")
+    title = words(20, 24, "Speed of drafted decoding; plain decoding is 1", weight="bold")
+    label = "Speed of drafted over plain decoding, by set of prompts"
+    return frame(label, height, [title, *legend(results["runs"]), *parts], STYLE)
 
 
 def legend(runs: Mapping[str, Run]) -> Iterator[str]:

@@ -6,18 +6,6 @@ from dataclasses import dataclass
 from math import floor, log10
 from xml.sax.saxutils import escape, quoteattr
 
-STYLE = """
-text { font: 13px system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) {
-  .ground { fill: #0d1117; }
-  .words { fill: #e6edf3; }
-  .greedy { fill: #4493f8; }
-  .sampled { fill: #d29922; }
-  .line { stroke: #9198a1; }
-}
-"""
-"""Of a plot in a file of its own; a page has its own stylesheet."""
-
 
 def without_style(plot: str) -> str:
     """A plot, for a page."""
@@ -53,7 +41,7 @@ class Bar:
 
 COLORS = ("#0969da", "#bc6b00", "#007a5a", "#8250df", "#a40e6f", "#59636e")
 """Of lines and bars, in turn; each has a shape of its points too."""
-LINES_STYLE = """
+STYLE = """
 text { font: 13px system-ui, sans-serif; }
 .small { font-size: 11px; }
 @media (prefers-color-scheme: dark) {
@@ -64,6 +52,7 @@ text { font: 13px system-ui, sans-serif; }
   .way-3 { color: #ab7df8; } .way-4 { color: #f778ba; } .way-5 { color: #9198a1; }
 }
 """
+"""Of a plot in a file of its own; a page has its own stylesheet."""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 440, 70, 30, 60, 60
 
 
@@ -115,7 +104,7 @@ def line_plot(
                 taken.append(_free_place(x, y, taken))
                 place = words(*taken[-1], dot.label)
                 parts.append(place.replace('class="words"', 'class="words small"'))
-    return _svg(title, HEIGHT, parts)
+    return frame(title, HEIGHT, parts)
 
 
 def bar_plot(title: str, baseline: str, bars: Sequence[Bar]) -> str:
@@ -143,23 +132,28 @@ def bar_plot(title: str, baseline: str, bars: Sequence[Bar]) -> str:
                 f'<path class="spread" d="M{low} {middle}H{high}M{low} {y + 3}v10M{high} {y + 3}'
                 'v10" stroke="#1f2328" stroke-width="1.5" fill="none"/>'
             )
-    one = x_of(1.0)
-    parts += [
-        f'<line class="line" x1="{one}" x2="{one}" y1="38" y2="{height - 24}" '
+    parts += baseline_at(x_of(1.0), 38, height, baseline)
+    return frame(title, height, parts)
+
+
+def baseline_at(x: float, top: int, height: int, name: str) -> list[str]:
+    """An upright line, and the name of the baseline below it."""
+    return [
+        f'<line class="line" x1="{x}" x2="{x}" y1="{top}" y2="{height - 24}" '
         'stroke="#59636e" stroke-dasharray="4 3"/>',
-        words(one, height - 8, baseline, anchor="middle"),
+        words(x, height - 8, name, anchor="middle"),
     ]
-    return _svg(title, height, parts)
 
 
-def _svg(title: str, height: int, parts: Sequence[str]) -> str:
+def frame(label: str, height: int, parts: Sequence[str], style: str = STYLE) -> str:
+    """The whole file; `label` is what a screen reader says."""
     body = "\n".join(
         [f'<rect class="ground" width="{WIDTH}" height="{height}" fill="#ffffff"/>', *parts]
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" role="img" aria-label={quoteattr(title)}>\n'
-        f"<style>{LINES_STYLE}</style>\n{body}\n</svg>\n"
+        f'width="{WIDTH}" height="{height}" role="img" aria-label={quoteattr(label)}>\n'
+        f"<style>{style}</style>\n{body}\n</svg>\n"
     )
 
 
