@@ -11,7 +11,6 @@ from blockdraft.bench.decode import (
     ADAPTIVE,
     PLAIN,
     Decoder,
-    Way,
     check_drafts,
     fixed,
     in_turn,
@@ -115,20 +114,14 @@ class ContextBench:
             for way in ways:
                 self._decoder.warm_up([passages[0][:length]], config.params, way)
             for turn, passage in enumerate(passages):
-                plain, drafted = self._both(passage[:length], config, ways, turn)
+                samples = {
+                    way: self._decoder.run([passage[:length]], config.params, way).samples[0]
+                    for way in in_turn(ways, turn)
+                }
+                plain, drafted = (samples[way] for way in ways)
                 measurements.append(ContextMeasurement(wanted, length, plain, drafted))
                 on_progress(measurements[-1])
         return measurements
-
-    def _both(
-        self, prompt_ids: list[int], config: ContextConfig, ways: Sequence[Way], turn: int
-    ) -> tuple[TimedOutput, ...]:
-        """One sample of each way, in the order of `ways`, whichever was decoded first."""
-        samples = {
-            way: self._decoder.run([prompt_ids], config.params, way).samples[0]
-            for way in in_turn(ways, turn)
-        }
-        return tuple(samples[way] for way in ways)
 
 
 def check_text(outline: Outline, prose: Prose, config: ContextConfig) -> None:

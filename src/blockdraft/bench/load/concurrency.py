@@ -1,6 +1,6 @@
 """The same requests, one after another or many at once, plainly and with drafts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -170,7 +170,13 @@ def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
 
 def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
     """How adaptive drafting does against the best other way, point by point."""
-    return [_keeping_up(point, ways) for point, ways in _by_point(runs).items()]
+    rows = []
+    for concurrency, ways in _by_point(runs).items():
+        speeds = {way: [m.run.tokens_per_second for m in group] for way, group in ways.items()}
+        adaptive = speeds.pop(ADAPTIVE)
+        best = max(speeds, key=lambda way: median(speeds[way]))
+        rows.append(KeepingUp(concurrency, best.name, ratios(adaptive, speeds[best])))
+    return rows
 
 
 def accounts_of(llm: LLM, runs: Sequence[PointRun]) -> list[Account]:
@@ -190,13 +196,6 @@ def accounts_of(llm: LLM, runs: Sequence[PointRun]) -> list[Account]:
 def _by_point(runs: Sequence[PointRun]) -> dict[int, dict[Way, list[PointRun]]]:
     points = grouped(runs, lambda run: run.concurrency)
     return {point: grouped(own, lambda run: run.way) for point, own in points.items()}
-
-
-def _keeping_up(concurrency: int, ways: Mapping[Way, Sequence[PointRun]]) -> KeepingUp:
-    speeds = {way: [m.run.tokens_per_second for m in group] for way, group in ways.items()}
-    adaptive = speeds.pop(ADAPTIVE)
-    best = max(speeds, key=lambda way: median(speeds[way]))
-    return KeepingUp(concurrency, best.name, ratios(adaptive, speeds[best]))
 
 
 def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigures:

@@ -21,23 +21,13 @@ class SpeedJournal(RowJournal[tuple[_Place, Samples]]):
 
     def __init__(self, path: Path | None = None, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(path, settings or {}, "bench speed", _read_row)
-        self._done = dict(self.found)
-        self.num_found = len(self._done)
+        self.done = dict(self.found)
+        self.num_found = len(self.done)
         """Measured by an earlier start of the same command."""
 
     def part(self, run: int) -> "Part":
         """That of one run, by its number from 0."""
         return Part(self, run)
-
-    def find(self, run: int, prompt: int, turn: int) -> Samples | None:
-        """What was measured; None if nothing was."""
-        return self._done.get((run, prompt, turn))
-
-    def add(self, run: int, prompt: int, turn: int, samples: Samples) -> None:
-        """Keep one more."""
-        self._done[run, prompt, turn] = samples
-        rows = {name: _row(sample) for name, sample in samples.items()}
-        self.write({"run": run, "prompt": prompt, "turn": turn, "samples": rows})
 
 
 class Part:
@@ -48,11 +38,13 @@ class Part:
 
     def find(self, prompt: int, turn: int) -> Samples | None:
         """Of a prompt by its place from 0 and a turn from 1; None if it was not measured."""
-        return self._journal.find(self._run, prompt, turn)
+        return self._journal.done.get((self._run, prompt, turn))
 
     def add(self, prompt: int, turn: int, samples: Samples) -> None:
         """Keep one more."""
-        self._journal.add(self._run, prompt, turn, samples)
+        self._journal.done[self._run, prompt, turn] = samples
+        rows = {name: _row(sample) for name, sample in samples.items()}
+        self._journal.write({"run": self._run, "prompt": prompt, "turn": turn, "samples": rows})
 
 
 def _read_row(row: Row) -> tuple[_Place, Samples]:
