@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-Side = Literal["below", "above"]
-
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
@@ -28,7 +26,7 @@ class Reading:
     """What a curve gives at a level of the other axis; `outside` its measured range: nothing."""
 
     value: float | None
-    outside: Side | None = None
+    outside: Literal["below", "above"] | None = None
 
 
 def throughput_at(curve: Curve, interactivity: float) -> Reading:

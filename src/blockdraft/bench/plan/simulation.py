@@ -47,9 +47,9 @@ class _Running:
     first_token_at: float = 0.0
 
 
-def poisson_arrivals(rate: float, output_len: float, count: int, seed: int = SEED) -> list[Arrival]:
+def poisson_arrivals(rate: float, output_len: float, count: int) -> list[Arrival]:
     """Requests that come independently, with exponential lengths of at least one token."""
-    draw, now, arrivals = random.Random(seed), 0.0, []
+    draw, now, arrivals = random.Random(SEED), 0.0, []
     for _ in range(count):
         now += draw.expovariate(rate)
         more = draw.expovariate(1 / (output_len - 1)) if output_len > 1 else 0.0
@@ -57,11 +57,9 @@ def poisson_arrivals(rate: float, output_len: float, count: int, seed: int = SEE
     return arrivals
 
 
-def simulate(
-    service: Service, arrivals: Sequence[Arrival], replicas: int = 1, seed: int = SEED
-) -> list[Played]:
+def simulate(service: Service, arrivals: Sequence[Arrival], replicas: int = 1) -> list[Played]:
     """What each request gets; each goes to a replica by chance, as without a clever router."""
-    draw = random.Random(seed)
+    draw = random.Random(SEED)
     shares: list[list[Arrival]] = [[] for _ in range(replicas)]
     for arrival in arrivals:
         shares[draw.randrange(replicas)].append(arrival)
