@@ -99,11 +99,7 @@ def _lengths(result: Result, found: Values) -> Section:
     heads = ["answer", "plain TTFT ms", "drafted TTFT ms", "plain tok/s", "drafted tok/s"]
     heads += ["over plain", "over plain, decoding", "tau", "same tokens"]
     about = f"Answers of exactly so many tokens. {BAND} TTFT: median."
-    fact = length_line(
-        BreakEvenLength(
-            tuple(found["lengths"]), found["at_least_as_fast_from"], found["surely_from"]
-        )
-    )
+    fact = length_line(BreakEvenLength(**found))
     title = "Speed of drafted decoding by length of the answer; plain decoding is 1"
     return Section(
         "bench speed --lengths",
