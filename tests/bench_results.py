@@ -3,11 +3,6 @@
 import json
 from dataclasses import asdict, replace
 
-from blockdraft.bench import plan_report
-from blockdraft.bench.break_even import Decoded, ForcedMeasurement
-from blockdraft.bench.break_even import json_report as break_even_json
-from blockdraft.bench.concurrency import ConcurrencyBench
-from blockdraft.bench.concurrency_report import concurrency_json, never_slower_json
 from blockdraft.bench.config import (
     BreakEvenConfig,
     ConcurrencyConfig,
@@ -16,17 +11,25 @@ from blockdraft.bench.config import (
     SpeedConfig,
     TrafficConfig,
 )
-from blockdraft.bench.figures import DEFINITIONS, groups_of
-from blockdraft.bench.never_slower import NeverSlowerBench
-from blockdraft.bench.pareto import ParetoBench, pareto_json
-from blockdraft.bench.pareto_journal import Journal
-from blockdraft.bench.plan import Goal
-from blockdraft.bench.report import json_report
+from blockdraft.bench.load.concurrency import ConcurrencyBench
+from blockdraft.bench.load.concurrency_report import concurrency_json, never_slower_json
+from blockdraft.bench.load.never_slower import NeverSlowerBench
+from blockdraft.bench.load.pareto import ParetoBench
+from blockdraft.bench.load.pareto_journal import Journal
+from blockdraft.bench.load.pareto_report import pareto_json
+from blockdraft.bench.load.traffic import Answer, Play, Request
+from blockdraft.bench.load.traffic_report import traffic_json
+from blockdraft.bench.plan.queueing import Goal
+from blockdraft.bench.plan.replicas import make_plan
+from blockdraft.bench.plan.report import plan_json
+from blockdraft.bench.plan.traffic import steady_traffic
 from blockdraft.bench.result import describe_result, read_result
-from blockdraft.bench.speed import Measurement
+from blockdraft.bench.speed.bench import Measurement
+from blockdraft.bench.speed.break_even import DecodeTotals, ForcedMeasurement
+from blockdraft.bench.speed.break_even import json_report as break_even_json
+from blockdraft.bench.speed.figures import DEFINITIONS, groups_of
+from blockdraft.bench.speed.report import json_report
 from blockdraft.bench.timed_output import TimedOutput
-from blockdraft.bench.traffic import Answer, Play, Request
-from blockdraft.bench.traffic_report import traffic_json
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.plan import Proposal
 from blockdraft.measure.acceptance import AcceptanceStats
@@ -103,7 +106,9 @@ def never_slower_values(monkeypatch):
 
 
 def break_even_values():
-    one = ForcedMeasurement(PROMPTS[0], Decoded(4.0, 40, 40, 0, 0), Decoded(5.0, 40, 20, 60, 20))
+    one = ForcedMeasurement(
+        PROMPTS[0], DecodeTotals(4.0, 40, 40, 0, 0), DecodeTotals(5.0, 40, 20, 60, 20)
+    )
     config = BreakEvenConfig(force_acceptance=0.3)
     return break_even_json(FakeLLM(), config, [one, replace(one, prompt=PROMPTS[1])])
 
@@ -130,9 +135,9 @@ def traffic_values():
 
 def plan_values(curve_path):
     result = read_result(curve_path)
-    traffic, goal = plan_report.steady_traffic(0.5, 41, None), Goal(0.2, 3.0)
-    rows = plan_report.make_plan(result, traffic, goal, 2.0)
-    return plan_report.plan_json(result, traffic, goal, 2.0, rows)
+    traffic, goal = steady_traffic(0.5, 41, None), Goal(0.2, 3.0)
+    rows = make_plan(result, traffic, goal, 2.0)
+    return plan_json(result, traffic, goal, 2.0, rows)
 
 
 def write_all(folder, monkeypatch):

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from blockdraft.bench.figures import DEFINITIONS
 from blockdraft.bench.measures import bootstrap_band
+from blockdraft.bench.speed.figures import DEFINITIONS
 
 NAMES = {
     "gsm8k": "GSM8K test",

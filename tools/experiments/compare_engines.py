@@ -6,8 +6,8 @@
 
 VLLM_PYTHON is the interpreter of an environment with vllm. Every configuration of vLLM is a process
 of its own, stopped while another side works. Each prompt is decoded by every side before the next
-prompt is, so that a machine that slows down favors none; see bench/speed.py for our sides. Greedy,
-bfloat16, one prompt at a time. Prints one JSON object.
+prompt is, so that a machine that slows down favors none; see bench/speed/bench.py for our sides.
+Greedy, bfloat16, one prompt at a time. Prints one JSON object.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.speed import Measurement, SpeedBench
+from blockdraft.bench.speed.bench import Measurement, SpeedBench
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.llm import LLM
 from blockdraft.measure.provenance import describe_environment

@@ -30,12 +30,12 @@ from safetensors import safe_open
 
 from blockdraft.bench.config import warm_up_of
 from blockdraft.bench.decode import encode_prompt, encode_prompts, in_turn
-from blockdraft.bench.figures import DEFINITIONS, Figures, groups_of
 from blockdraft.bench.journal import journal_path
-from blockdraft.bench.report import RESUMED
 from blockdraft.bench.result import VERSION, describe_memory
-from blockdraft.bench.speed import Measurement
-from blockdraft.bench.speed_journal import Part, SpeedJournal
+from blockdraft.bench.speed.bench import Measurement
+from blockdraft.bench.speed.figures import DEFINITIONS, Figures, groups_of
+from blockdraft.bench.speed.journal import Part, SpeedJournal
+from blockdraft.bench.speed.report import RESUMED
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.cli.bench_output import settings_of

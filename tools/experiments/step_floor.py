@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from blockdraft.bench.memory import kv_bytes_per_token
+from blockdraft.bench.context.memory import kv_bytes_per_token
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import library

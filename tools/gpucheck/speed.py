@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from blockdraft.bench.concurrency import ConcurrencyBench, point_figures
 from blockdraft.bench.config import ConcurrencyConfig
 from blockdraft.bench.decode import encode_prompts
+from blockdraft.bench.load.concurrency import ConcurrencyBench, point_figures
 from blockdraft.bench.workload import mixed_prompts
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.hub.resolve import resolve_model

@@ -312,6 +312,6 @@ class TrafficConfig:
     def params(self) -> list[SamplingParams]:
         """The longest request at each temperature."""
         return [
-            SamplingParams(max_tokens=self.max_tokens, temperature=heat, seed=self.seed)
-            for heat in self.temperatures
+            SamplingParams(max_tokens=self.max_tokens, temperature=one, seed=self.seed)
+            for one in self.temperatures
         ]

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from blockdraft.allocation.policy import Policy
 from blockdraft.bench.config import REQUESTS_IN_TURN, warm_up_of
-from blockdraft.bench.ledger import merge_totals
+from blockdraft.bench.ledger.accounts import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError, RequestError
@@ -266,18 +266,18 @@ def check_prompts(
     prompts: Sequence[BenchPrompt],
     params: SamplingParams,
     *,
-    in_course: bool = False,
+    multi_turn: bool = False,
 ) -> None:
     """Refuse what `encode_prompts` would refuse, as far as it is known before weights are read.
 
-    in_course: the turns behind the first are asked too, so they must fit behind whole answers.
+    multi_turn: the turns behind the first are asked too, so they must fit behind whole answers.
     """
 
     def check_whole(ids: Sequence[int], params: SamplingParams, num_answers: int) -> None:
         outline.check([*ids, *[ids[-1]] * (num_answers * params.max_tokens)], params)
 
     for prompt in prompts:
-        num_answers = len(prompt.later) if in_course else 0
+        num_answers = len(prompt.later) if multi_turn else 0
         check = partial(check_whole, num_answers=num_answers)
         encode_prompt(outline.tokenizer, check, prompt, params, [""] * num_answers)
 

@@ -53,6 +53,13 @@ MEASURES = {
     "memory": "most memory that the process ever held, and of a GPU what torch ever took",
 }
 
+OUTPUT_MEASURES = (
+    *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),
+    *("per_position", "per_node", "first_token_seconds", "prompt_seconds", "seconds_per_token"),
+    *("largest_gap", "share_equal", "num_looping", "without_loops", "memory"),
+)
+"""What a row says of its outputs."""
+
 NUM_RESAMPLES = 2000
 SEED = 0
 CONFIDENCE = 0.95
@@ -246,11 +253,10 @@ class Measures:
 
 def measures_of(
     samples: Sequence[TimedOutput],
-    baseline_samples: Sequence[TimedOutput] | None = None,
-    baseline: str = "plain",
+    plain_samples: Sequence[TimedOutput] | None = None,
     prompts: Sequence[Hashable] | None = None,
 ) -> Measures:
-    """Over at least one output; a baseline has the same prompts in the same order.
+    """Over at least one output; plain decoding has the same prompts in the same order.
 
     `prompts` as of `speedup_of`.
     """
@@ -260,11 +266,11 @@ def measures_of(
     assert first is not None
     assert prompt is not None
     equal, speedup, decode = None, None, None
-    if baseline_samples is not None:
-        pairs = zip(samples, baseline_samples, strict=True)
+    if plain_samples is not None:
+        pairs = zip(samples, plain_samples, strict=True)
         equal = fmean(one.token_ids == other.token_ids for one, other in pairs)
-        speedup = speedup_of(samples, baseline_samples, baseline, prompts)
-        decode = speedup_of(samples, baseline_samples, baseline, prompts, decode_only=True)
+        speedup = speedup_of(samples, plain_samples, "plain", prompts)
+        decode = speedup_of(samples, plain_samples, "plain", prompts, decode_only=True)
     return Measures(
         num_outputs=len(samples),
         num_tokens=sum(len(sample.token_ids) for sample in samples),
@@ -290,7 +296,7 @@ def measures_of(
 
 def without_loops(
     samples: Sequence[TimedOutput],
-    baseline_samples: Sequence[TimedOutput],
+    plain_samples: Sequence[TimedOutput],
     prompts: Sequence[Hashable],
 ) -> Measures | None:
     """The measures of the outputs that do not loop, each beside plain decoding; None if all do.
@@ -299,7 +305,7 @@ def without_loops(
     """
     rows = [
         row
-        for row in zip(samples, baseline_samples, prompts, strict=True)
+        for row in zip(samples, plain_samples, prompts, strict=True)
         if not loops(row[0].token_ids)
     ]
     if not rows:

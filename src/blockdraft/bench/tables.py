@@ -1,12 +1,13 @@
-"""Tables on the terminal. Loads no model library."""
+"""Tables on the terminal and in Markdown. Loads no model library."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from blockdraft.bench.measures import Spread
+    from blockdraft.bench.measures import Speedup, Spread
 
 
 def empty_table(title: str, *headings: str) -> Table:
@@ -15,6 +16,23 @@ def empty_table(title: str, *headings: str) -> Table:
     for heading in headings:
         view.add_column(heading, justify="right" if heading else "left")
     return view
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """As Markdown; a bar in a cell stays a bar."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )
+
+
+def speedup_cell(speedup: "Speedup | None") -> str:
+    """The value and below it its band; nothing without a speed-up."""
+    if speedup is None:
+        return ""
+    if speedup.low is None or speedup.high is None:
+        return f"{speedup.value:.2f}\n(one)"
+    return f"{speedup.value:.2f}\n{speedup.low:.2f}-{speedup.high:.2f}"
 
 
 def spread_cells(spread: "Spread") -> tuple[str, str]:

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from blockdraft.bench.grouping import grouped
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.jsonl import later_turns, prompt_text, read_jsonl, set_name
@@ -22,8 +23,8 @@ class BenchPrompt:
 
     reference: the right answer, where the set has one. test: a program that only a right answer's
     program lets come to its end; entry_point: the function that its `check` takes, see
-    `programs.py`. system: instructions before the first turn. tools: functions that the model may
-    call, in OpenAI's form, not checked yet. thinking: what the chat template is told.
+    `scores/programs.py`. system: instructions before the first turn. tools: functions that the
+    model may call, in OpenAI's form, not checked yet. thinking: what the chat template is told.
     """
 
     id: str
@@ -119,19 +120,12 @@ def chosen(prompts: Sequence[BenchPrompt], limit: int | None, seed: int) -> list
 
 def first_of_each_category(prompts: Iterable[BenchPrompt], count: int) -> list[BenchPrompt]:
     """At most `count` prompts of each category, in order."""
-    taken: dict[str, list[BenchPrompt]] = {}
-    for prompt in prompts:
-        group = taken.setdefault(prompt.category, [])
-        if len(group) < count:
-            group.append(prompt)
-    return [prompt for group in taken.values() for prompt in group]
+    groups = grouped(prompts, lambda prompt: prompt.category)
+    return [prompt for group in groups.values() for prompt in group[:count]]
 
 
 def mixed_prompts(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
     """As many prompts as asked for: the categories in turn, then from the start again."""
-    groups: dict[str, list[BenchPrompt]] = {}
-    for prompt in prompts:
-        groups.setdefault(prompt.category, []).append(prompt)
-    longest = max(map(len, groups.values()))
-    mixed = [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
+    groups = grouped(prompts, lambda prompt: prompt.category).values()
+    mixed = [prompt for row in zip_longest(*groups) for prompt in row if prompt is not None]
     return list(islice(cycle(mixed), count))

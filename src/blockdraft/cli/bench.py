@@ -9,7 +9,7 @@ import typer
 
 from blockdraft.bench.config import BreakEvenConfig, SpeedConfig, check_growing
 from blockdraft.bench.outside.engines import ENGINES, parse_against
-from blockdraft.bench.scores import check_scored, score_lines, scores_of
+from blockdraft.bench.scores.scores import check_scored, score_lines, scores_of
 from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import (
     BUNDLED,
@@ -50,7 +50,7 @@ from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
     from blockdraft.bench.outside.rivals import Rival
-    from blockdraft.bench.report import Runs
+    from blockdraft.bench.speed.report import Runs
     from blockdraft.llm import LLM
 
 _SPEED = SpeedConfig()
@@ -250,7 +250,7 @@ def _measure_break_even(
     check_before_loading(llm_config, output)
     # How much is drafted must not depend on verdicts that mean nothing.
     llm = load_for_prompts(replace(llm_config, adaptive=False), workload, [config.params])
-    from blockdraft.bench.break_even import (
+    from blockdraft.bench.speed.break_even import (
         NOTE,
         break_even_of,
         json_report,
@@ -296,12 +296,12 @@ def _measure(
         config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
     all_params = [config.params for config in configs]
-    llm = load_for_prompts(llm_config, workload, all_params, in_course=True)
+    llm = load_for_prompts(llm_config, workload, all_params, multi_turn=True)
     from blockdraft.bench.journal import journal_path
     from blockdraft.bench.outside.rivals import started_rivals
-    from blockdraft.bench.report import accounts_of, json_report
-    from blockdraft.bench.speed import SpeedBench
-    from blockdraft.bench.speed_journal import SpeedJournal
+    from blockdraft.bench.speed.bench import SpeedBench
+    from blockdraft.bench.speed.journal import SpeedJournal
+    from blockdraft.bench.speed.report import accounts_of, json_report
 
     with_ledger = any(config.ledger for config in configs)
     settings = settings_of([llm_config], [asdict(config) for config in configs], workload)
@@ -334,10 +334,10 @@ def _measure(
 def _show(llm: "LLM", runs: "Runs", rivals: Sequence["Rival"]) -> None:
     from rich.console import Console
 
-    from blockdraft.bench.figures import groups_of
-    from blockdraft.bench.lengths import length_line
     from blockdraft.bench.outside.figures import failure_lines, outside_figures, outside_table
-    from blockdraft.bench.report import LEGEND, length_of, table
+    from blockdraft.bench.speed.figures import groups_of
+    from blockdraft.bench.speed.lengths import length_line
+    from blockdraft.bench.speed.report import LEGEND, length_of, table
 
     console = Console(markup=False)
     print(headline(llm))

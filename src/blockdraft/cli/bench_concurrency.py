@@ -112,8 +112,8 @@ def _measure_concurrency(
     )
     from rich.console import Console
 
-    from blockdraft.bench import concurrency_report as report
-    from blockdraft.bench.concurrency import (
+    from blockdraft.bench.load import concurrency_report as report
+    from blockdraft.bench.load.concurrency import (
         ConcurrencyBench,
         accounts_of,
         keeping_up,
@@ -200,9 +200,9 @@ def _measure_never_slower(
     baseline = options.load_llm(replace(llm_config, drafter=None))
     from rich.console import Console
 
-    from blockdraft.bench import concurrency_report as report
     from blockdraft.bench.bad_drafters import make_bad
-    from blockdraft.bench.never_slower import NeverSlowerBench, pair_figures
+    from blockdraft.bench.load import concurrency_report as report
+    from blockdraft.bench.load.never_slower import NeverSlowerBench, pair_figures
 
     if bad_drafter != "no":
         make_bad(llm, bad_drafter)

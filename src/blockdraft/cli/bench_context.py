@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockdraft.bench.config import ContextConfig
-from blockdraft.bench.prose import Prose, python_help, read_prose
+from blockdraft.bench.context.prose import Prose, python_help, read_prose
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
@@ -82,15 +82,15 @@ def _measure(
     check_before_loading(llm_config, output)
 
     def check(outline: "Outline") -> None:
-        from blockdraft.bench.context import check_text
+        from blockdraft.bench.context.bench import check_text
 
         check_text(outline, prose, config)
 
     llm = options.load_llm(llm_config, check)
     from rich.console import Console
 
-    from blockdraft.bench import context_report as report
-    from blockdraft.bench.context import ContextBench, context_figures
+    from blockdraft.bench.context import report
+    from blockdraft.bench.context.bench import ContextBench, context_figures
 
     progress = Progress("context", len(config.lengths) * config.passages, "passages")
     measured = ContextBench(llm).run(prose, config, progress.advance)

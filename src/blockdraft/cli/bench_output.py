@@ -71,18 +71,18 @@ def load_for_prompts(
     workload: Sequence[BenchPrompt],
     all_params: Sequence[SamplingParams],
     *,
-    in_course: bool = False,
+    multi_turn: bool = False,
 ) -> "LLM":
     """Load the pair; prompts that it cannot answer are refused before weights are read.
 
-    in_course: see `check_prompts`.
+    multi_turn: see `check_prompts`.
     """
 
     def check(outline: "Outline") -> None:
         from blockdraft.bench.decode import check_prompts
 
         for params in all_params:
-            check_prompts(outline, workload, params, in_course=in_course)
+            check_prompts(outline, workload, params, multi_turn=multi_turn)
 
     return options.load_llm(llm_config, check)
 

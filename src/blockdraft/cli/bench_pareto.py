@@ -28,8 +28,8 @@ from blockdraft.cli.bench_output import (
 from blockdraft.core.errors import NO, ConfigError
 
 if TYPE_CHECKING:
-    from blockdraft.bench.pareto import ParetoBench
-    from blockdraft.bench.pareto_journal import Turn
+    from blockdraft.bench.load.pareto import ParetoBench
+    from blockdraft.bench.load.pareto_journal import Turn
 
 _PARETO = ParetoConfig()
 
@@ -94,8 +94,9 @@ def pareto(
     llms = [load_for_prompts(one, chosen, [config.params]) for one in configs]
     from blockdraft.bench.decode import encode_prompts
     from blockdraft.bench.journal import journal_path
-    from blockdraft.bench.pareto import ParetoBench, names_of, pareto_json
-    from blockdraft.bench.pareto_journal import Journal
+    from blockdraft.bench.load.pareto import ParetoBench, names_of
+    from blockdraft.bench.load.pareto_journal import Journal
+    from blockdraft.bench.load.pareto_report import pareto_json
 
     names = names_of([llm.drafter_folder for llm in llms])
     bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)
@@ -118,8 +119,8 @@ def pareto(
 def _show(bench: "ParetoBench", config: ParetoConfig, turns: Sequence["Turn"]) -> None:
     from rich.console import Console
 
-    from blockdraft.bench import pareto_report as report
-    from blockdraft.bench.pareto import pareto_points, readings
+    from blockdraft.bench.load import pareto_report as report
+    from blockdraft.bench.load.pareto import pareto_points, readings
 
     how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
     size = requests_of(config.requests_per_point, config.max_tokens)

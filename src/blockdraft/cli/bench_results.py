@@ -54,8 +54,10 @@ def plan(
     """
     from rich.console import Console
 
-    from blockdraft.bench import plan_report as report
-    from blockdraft.bench.plan import Goal
+    from blockdraft.bench.plan import report
+    from blockdraft.bench.plan.queueing import Goal
+    from blockdraft.bench.plan.replicas import make_plan, mean_output, services_of
+    from blockdraft.bench.plan.traffic import read_traffic, steady_traffic
 
     if price is not None and not price >= 0:
         raise ConfigError(f"price is {price:g}; give what a machine costs for an hour")
@@ -66,20 +68,20 @@ def plan(
     )
     check_writable(output)
     result = read_result(curve)
-    services = report.services_of(result)
+    services = services_of(result)
     if arrivals is not None:
         if requests_per_second is not None or output_tokens is not None:
             raise ConfigError(
                 "--arrivals says when requests come and how long their outputs are; leave out "
                 "--requests-per-second and --output-tokens"
             )
-        traffic = report.read_traffic(arrivals, prompt_tokens)
+        traffic = read_traffic(arrivals, prompt_tokens)
     elif requests_per_second is None:
         raise ConfigError("there is no traffic; give --requests-per-second, or --arrivals")
     else:
-        tokens = report.mean_output(result) if output_tokens is None else output_tokens
-        traffic = report.steady_traffic(requests_per_second, tokens, prompt_tokens)
-    rows = report.make_plan(result, traffic, goal, price)
+        tokens = mean_output(result) if output_tokens is None else output_tokens
+        traffic = steady_traffic(requests_per_second, tokens, prompt_tokens)
+    rows = make_plan(result, traffic, goal, price)
     made = report.plan_json(result, traffic, goal, price, rows)
     if output is not None:
         write_whole(output, json.dumps(made, indent=2) + "\n")
@@ -92,7 +94,7 @@ def plan(
         )
         print(f"measured on {result.machine}; at most {services['plain'].most} at once")
         Console(markup=False).print(report.plan_table(title, rows))
-        print(*report.switch_lines(result, rows), report.PLAN_LEGEND, sep="\n")
+        print(*report.off_lines(result, rows), report.PLAN_LEGEND, sep="\n")
     if all(row.replicas is None for row in rows):
         raise typer.Exit(NO)
 
@@ -126,19 +128,19 @@ def report(
     Without --html and --into it prints the tables as Markdown. NAME is a result's file without the
     ending; the summary of the default pair has the marks `<!-- results -->`.
     """
-    from blockdraft.bench import result_report
+    from blockdraft.bench.report import documents
 
     if check and not into:
         raise ConfigError("--check compares the files of --into; name them")
     check_writable(html)
     found = read_results(results)
     earlier = [] if against is None else read_results(against)
-    sections = result_report.sections_of(found, earlier)
+    sections = documents.sections_of(found, earlier)
     if html is not None:
-        write_whole(html, result_report.render_page(sections, found))
+        write_whole(html, documents.render_page(sections, found))
     if into:
         stale = []
-        for path, text in result_report.documents(found, into).items():
+        for path, text in documents.documents(found, into).items():
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 stale.append(str(path))
                 if not check:
@@ -147,4 +149,4 @@ def report(
         if check and stale:
             raise typer.Exit(NO)
     if html is None and not into:
-        print(result_report.markdown(sections, found), end="")
+        print(documents.markdown(sections, found), end="")

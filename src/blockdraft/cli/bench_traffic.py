@@ -45,7 +45,7 @@ def traffic(
     ] = _TRAFFIC.max_tokens,
     temperatures: Annotated[
         str, typer.Option(help="Temperatures of requests, drawn for each.", metavar="T,T")
-    ] = ",".join(f"{heat:g}" for heat in _TRAFFIC.temperatures),
+    ] = ",".join(f"{one:g}" for one in _TRAFFIC.temperatures),
     abort_share: Annotated[
         float,
         typer.Option(help="Share of requests that their client gives up before they are whole."),
@@ -65,7 +65,7 @@ def traffic(
     decoding although exactness was asked for.
     """
     try:
-        heats = tuple(map(float, temperatures.split(",")))
+        parsed = tuple(map(float, temperatures.split(",")))
     except ValueError as error:
         raise ConfigError(
             f"temperatures is {temperatures!r}; give numbers such as 0,0.7"
@@ -76,7 +76,7 @@ def traffic(
         concurrency=concurrency,
         min_tokens=min_tokens,
         max_tokens=max_tokens,
-        temperatures=heats,
+        temperatures=parsed,
         abort_share=abort_share,
         repeats=repeats,
         seed=seed,
@@ -89,10 +89,10 @@ def traffic(
     llm = load_for_prompts(llm_config, chosen, all_params)
     from rich.console import Console
 
-    from blockdraft.bench import traffic_report as report
     from blockdraft.bench.decode import encode_prompts
     from blockdraft.bench.journal import journal_path
-    from blockdraft.bench.traffic import (
+    from blockdraft.bench.load import traffic_report as report
+    from blockdraft.bench.load.traffic import (
         TrafficBench,
         TrafficJournal,
         draw_requests,

@@ -151,7 +151,7 @@ def _account(
     llm: "LLM", prompt_ids: list[int], params: SamplingParams, values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Where the time goes, on stderr if not as JSON."""
-    from blockdraft.bench.ledger import decode_accounted, describe_accounts
+    from blockdraft.bench.ledger.accounts import decode_accounted, describe_accounts
 
     run = decode_accounted(llm, prompt_ids, params)
     write_waterfall(values["waterfall"], run.accounts, headline(llm))

@@ -12,7 +12,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import write_whole
 
 if TYPE_CHECKING:
-    from blockdraft.bench.ledger import Account
+    from blockdraft.bench.ledger.accounts import Account
 
 Ledger = Annotated[
     bool,
@@ -41,7 +41,7 @@ def print_ledgers(accounts: Sequence["Account"], file: TextIO | None = None) -> 
     """A table for each account that stands against plain decoding, with what follows from it."""
     from rich.console import Console
 
-    from blockdraft.bench.ledger_report import (
+    from blockdraft.bench.ledger.tables import (
         LEDGER_LEGEND,
         drafted_accounts,
         figure_lines,
@@ -60,6 +60,6 @@ def write_waterfall(path: Path | None, accounts: Sequence["Account"], about: str
     """Draw the accounts, if a file was asked for."""
     if path is None:
         return
-    from blockdraft.bench.ledger_page import render_page
+    from blockdraft.bench.ledger.page import render_page
 
     write_whole(path, render_page(accounts, " · ".join(about.splitlines())))

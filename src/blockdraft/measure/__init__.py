@@ -26,7 +26,7 @@ The ledger, where the time goes:
    against the ledger of plain decoding the break-even tau: time per drafted pass over time per
    plain token, without the prompts. Drafting gains as far as tau is above it. With the prompts, and
    so with the drafter's own prefill, gains the overall margin.
-6. `bench/ledger_report.py` and `bench/ledger_page.py` show it. `tools/experiments/ledger_sum.py`
+6. `bench/ledger/tables.py` and `bench/ledger/page.py` show it. `tools/experiments/ledger_sum.py`
    holds the sum of the lines of a run against the clock of its requests, which knows nothing of
    phases.
 

@@ -7,10 +7,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
 from blockdraft.bench.measures import Measures
-from blockdraft.bench.report import LEGEND, table
-from blockdraft.bench.speed import Measurement, SpeedBench
+from blockdraft.bench.speed.bench import Measurement, SpeedBench
+from blockdraft.bench.speed.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
+from blockdraft.bench.speed.report import LEGEND, table
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import (
     BUNDLED,

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from blockdraft import ConfigError
-from blockdraft.bench.break_even import break_even_of, measure_break_even
 from blockdraft.bench.config import BreakEvenConfig
+from blockdraft.bench.speed.break_even import break_even_of, measure_break_even
 from blockdraft.bench.workload import BUNDLED, read_workload
 from tests.command_line import refusal, run
 from tests.small_llm import assert_nothing_left, load_llm

@@ -6,24 +6,23 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from blockdraft.bench.concurrency import (
+from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
+from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
+from blockdraft.bench.load.concurrency import (
     CONCURRENCY_DEFINITIONS,
     ConcurrencyBench,
     KeepingUp,
     PointFigures,
     keeping_up,
     point_figures,
-    point_measures,
 )
-from blockdraft.bench.concurrency_report import (
+from blockdraft.bench.load.concurrency_report import (
     CONCURRENCY_LEGEND,
     concurrency_table,
     depth_lines,
     keeping_up_lines,
 )
-from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
-from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
-from blockdraft.bench.measures import Spread
+from blockdraft.bench.measures import Measures, Spread
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cache.pages import Pages
 from blockdraft.cli import options
@@ -180,7 +179,7 @@ def test_figures_of_a_point(llm):
 
 def test_what_is_asked_again_is_no_other_prompt(llm):
     runs = ConcurrencyBench(llm).run(PROMPTS, replace(SMALL, num_requests=6))
-    found = point_measures(runs)[-1].measures
+    found = point_figures(runs)[-1].measures
     assert (found.num_outputs, found.speedup.num_prompts) == (18, len(PROMPTS))
 
 
@@ -206,8 +205,9 @@ def test_depths_are_counted_from_the_drafted_slots():
 
 
 def test_every_definition_is_a_figure():
-    figures = {*PointFigures.__dataclass_fields__, *KeepingUp.__dataclass_fields__, "keeps_up"}
-    assert set(CONCURRENCY_DEFINITIONS) <= figures
+    rows = (PointFigures, KeepingUp, Measures)
+    figures = {name for row in rows for name in row.__dataclass_fields__}
+    assert set(CONCURRENCY_DEFINITIONS) <= figures | {"keeps_up", "band", "memory"}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_the_table_fits_80_columns():
     wide = Spread(1234.5, 1200.4, 1300.6)
     row = PointFigures(
         *(32, "fixed 15", wide, wide, Spread(1.234, 0.98, 12.3)),
-        *(31.4, 12.34, 0.5, 15.0, {15: 9, 0: 1}, 15.0, 96, 96),
+        *(31.4, 12.34, 0.5, 15.0, {15: 9, 0: 1}, 15.0, 96, 96, None, None),
     )
     console = Console(width=80, file=io.StringIO())
     console.print(concurrency_table("title", [row]))

@@ -7,16 +7,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blockdraft.bench.config import WARM_UP_TOKENS, ContextConfig
-from blockdraft.bench.context import (
+from blockdraft.bench.context.bench import (
     CONTEXT_DEFINITIONS,
     ContextBench,
     ContextFigures,
     context_figures,
 )
-from blockdraft.bench.context_report import CONTEXT_LEGEND, clipped_lines, context_table
+from blockdraft.bench.context.memory import KVBytes, kv_bytes_per_token
+from blockdraft.bench.context.prose import Prose, python_help, read_prose
+from blockdraft.bench.context.report import CONTEXT_LEGEND, clipped_lines, context_table
 from blockdraft.bench.measures import Rate, Spread
-from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
-from blockdraft.bench.prose import Prose, python_help, read_prose
 from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError

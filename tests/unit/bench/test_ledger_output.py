@@ -8,9 +8,9 @@ import re
 import pytest
 from rich.console import Console
 
-from blockdraft.bench.ledger import Account, decode_accounted, describe_accounts
-from blockdraft.bench.ledger_page import _round_step, render_page
-from blockdraft.bench.ledger_report import LINE_LABELS, figure_lines, ledger_table
+from blockdraft.bench.ledger.accounts import Account, decode_accounted, describe_accounts
+from blockdraft.bench.ledger.page import _round_step, render_page
+from blockdraft.bench.ledger.tables import LINE_LABELS, figure_lines, ledger_table
 from blockdraft.core.recorder import Work
 from blockdraft.measure.ledger import DraftMemory, Ledger, LedgerLine, SourceUse
 from blockdraft.measure.phases import LINES

@@ -4,9 +4,13 @@ import json
 
 import pytest
 
-from blockdraft.bench.lengths import BreakEvenLength, break_even_length, length_line
+from blockdraft.bench.config import SpeedConfig
+from blockdraft.bench.report.sections import section_of
 from blockdraft.bench.result import read_result
-from blockdraft.bench.sections import section_of
+from blockdraft.bench.speed.lengths import BreakEvenLength, break_even_length, length_line
+from blockdraft.bench.speed.report import json_report
+from tests.bench_fakes import FakeLLM
+from tests.bench_results import MEASURED
 from tests.command_line import refusal, run
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
@@ -67,6 +71,14 @@ def test_every_length_is_measured_and_reported(options, tmp_path):
     assert [row[-1] for row in grid.rows] == ["2/2"] * 3
     assert all("(" in row[5] for row in grid.rows)
     assert any("tokens" in fact and "time" in fact for fact in section.facts)
+
+
+def test_the_report_says_that_one_prompt_has_no_band(tmp_path):
+    path = tmp_path / "short.json"
+    runs = [(SpeedConfig(max_tokens=10, ignore_eos=True), MEASURED[:1])]
+    path.write_text(json.dumps(json_report(FakeLLM(), runs)), encoding="utf-8")
+    facts = section_of(read_result(path)).facts
+    assert "Drafting saves time from 10 tokens on, of 10; one prompt, no band." in facts
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from blockdraft.bench.measures import (
     tau_macro,
     without_loops,
 )
-from blockdraft.bench.svg import markdown_table
+from blockdraft.bench.tables import markdown_table
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.plan import Proposal
 from blockdraft.measure.acceptance import AcceptanceStats

@@ -6,19 +6,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blockdraft.bench.bad_drafters import make_bad
-from blockdraft.bench.concurrency_report import (
+from blockdraft.bench.config import NeverSlowerConfig
+from blockdraft.bench.load.concurrency_report import (
     NEVER_SLOWER_LEGEND,
     holding_lines,
     never_slower_table,
 )
-from blockdraft.bench.config import NeverSlowerConfig
-from blockdraft.bench.measures import Spread
-from blockdraft.bench.never_slower import (
+from blockdraft.bench.load.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
     NeverSlowerBench,
-    TurnFigures,
+    PairFigures,
     pair_figures,
 )
+from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
 from blockdraft.cli.main import app
@@ -98,12 +98,12 @@ def test_the_sides_take_turns_and_only_one_drafts(sides):
 
 def test_every_definition_is_a_figure():
     rates = {"tokens_per_second"}
-    assert set(NEVER_SLOWER_DEFINITIONS) - rates <= set(TurnFigures.__dataclass_fields__)
+    assert set(NEVER_SLOWER_DEFINITIONS) - rates <= set(PairFigures.__dataclass_fields__)
 
 
 def test_the_table_fits_80_columns():
     wide, ratio = Spread(1234.5, 1200.4, 1300.6), Spread(0.987, 0.95, 12.3)
-    row = TurnFigures(
+    row = PairFigures(
         *(
             32,
             5,

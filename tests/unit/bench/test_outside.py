@@ -24,8 +24,8 @@ from blockdraft.bench.outside.figures import failure_lines, outside_figures
 from blockdraft.bench.outside.process import EngineProcess
 from blockdraft.bench.outside.rivals import started_rivals
 from blockdraft.bench.outside.side import EngineFailed, Failure, PromptFailed
-from blockdraft.bench.report import json_report
-from blockdraft.bench.speed import SpeedBench
+from blockdraft.bench.speed.bench import SpeedBench
+from blockdraft.bench.speed.report import json_report
 from blockdraft.bench.workload import BUNDLED, read_workload
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError

@@ -11,22 +11,22 @@ from typer.testing import CliRunner
 
 from blockdraft.bench import decode
 from blockdraft.bench.config import ParetoConfig
-from blockdraft.bench.curve import (
+from blockdraft.bench.load.curve import (
     CurvePoint,
     Reading,
     interactivity_at,
     no_faster_from,
     throughput_at,
 )
-from blockdraft.bench.measures import Spread
-from blockdraft.bench.pareto import ParetoBench, names_of, pareto_points, readings
-from blockdraft.bench.pareto_journal import Journal
-from blockdraft.bench.pareto_report import (
+from blockdraft.bench.load.pareto import ParetoBench, names_of, pareto_points, readings
+from blockdraft.bench.load.pareto_journal import Journal
+from blockdraft.bench.load.pareto_report import (
     PARETO_LEGEND,
     crossing_lines,
     pareto_tables,
     reading_table,
 )
+from blockdraft.bench.measures import Spread
 from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError

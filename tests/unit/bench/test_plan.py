@@ -7,28 +7,21 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from blockdraft.bench import plan_report
-from blockdraft.bench.plan import (
+from blockdraft.bench.plan import replicas, traffic
+from blockdraft.bench.plan.queueing import (
     Goal,
     Service,
     ServicePoint,
     completion_rate,
+    drafting_below,
     load_of,
     num_replicas,
-    with_switch,
 )
-from blockdraft.bench.plan_report import (
-    PLAN_LEGEND,
-    make_plan,
-    off_from,
-    plan_table,
-    read_traffic,
-    services_of,
-    steady_traffic,
-    switch_lines,
-)
+from blockdraft.bench.plan.replicas import make_plan, off_from, services_of
+from blockdraft.bench.plan.report import PLAN_LEGEND, off_lines, plan_table
+from blockdraft.bench.plan.simulation import Arrival, poisson_arrivals, simulate, simulated_load
+from blockdraft.bench.plan.traffic import read_traffic, steady_traffic
 from blockdraft.bench.result import read_result
-from blockdraft.bench.simulation import Arrival, poisson_arrivals, simulate, simulated_load
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from tests.bench_results import pareto_values, speed_values
@@ -175,7 +168,7 @@ def test_too_much_traffic_is_told():
 def test_drafting_can_be_off_under_load():
     drafted = Service((ServicePoint(1.0, 0.1, 0.04), ServicePoint(4.0, 0.1, 0.2)))
     plain = Service((ServicePoint(1.0, 0.1, 0.1), ServicePoint(4.0, 0.1, 0.13)))
-    both = with_switch(drafted, plain, 4.0)
+    both = drafting_below(4.0, drafted, plain)
     assert [point.token_seconds for point in both.points] == [0.04, 0.13]
 
 
@@ -196,7 +189,7 @@ def test_where_drafting_should_be_off(curve):
     goal = Goal(first_token_seconds=60.0)
     rows = make_plan(result, steady_traffic(0.5, 41, None), goal, 2.0)
     assert [row.way for row in rows] == ["plain", "drafter", "drafter, off from 4 at once"]
-    assert switch_lines(result, rows) == [
+    assert off_lines(result, rows) == [
         "drafter: turn it off from 4 at once on, where it gives 0.99 times plain in total "
         "(0.99-0.99 over the repeats)"
     ]
@@ -229,7 +222,8 @@ def test_a_record_is_played_as_it_is_whatever_its_name(curve, tmp_path, monkeypa
         "".join(json.dumps({"at": 9 * i, "output_tokens": 41}) + "\n" for i in range(3)),
         encoding="utf-8",
     )
-    monkeypatch.setattr(plan_report, "poisson_arrivals", lambda *_: pytest.fail("drew requests"))
+    for module in (replicas, traffic):
+        monkeypatch.setattr(module, "poisson_arrivals", lambda *_: pytest.fail("drew requests"))
     row = make_plan(read_result(curve), read_traffic(path, None), Goal(first_token_seconds=9), 1)[0]
     assert row.replicas == 1
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from blockdraft.bench import sandbox
-from blockdraft.bench.programs import program_of
-from blockdraft.bench.sandbox import check_sandbox, passes
-from blockdraft.bench.scores import check_scored, is_right
+from blockdraft.bench.scores import sandbox
+from blockdraft.bench.scores.programs import program_of
+from blockdraft.bench.scores.sandbox import check_sandbox, passes
+from blockdraft.bench.scores.scores import check_scored, is_right
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.core.errors import ConfigError
 

@@ -11,12 +11,20 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from blockdraft.bench import summary, svg
-from blockdraft.bench.changes import figures_of
-from blockdraft.bench.published import LOADS, PUBLISHED, PUBLISHED_LOADS, SETS, set_of
+from blockdraft.bench.report import summary, svg
+from blockdraft.bench.report.changes import figures_of
+from blockdraft.bench.report.documents import documents, render_page, section_markdown, sections_of
+from blockdraft.bench.report.published import (
+    LOADS,
+    PUBLISHED,
+    PUBLISHED_LOADS,
+    SETS,
+    published_section,
+    set_of,
+)
+from blockdraft.bench.report.section import ONE_PROMPT
+from blockdraft.bench.report.sections import section_of
 from blockdraft.bench.result import KINDS, Result, machines_of, read_result, read_results
-from blockdraft.bench.result_report import documents, render_page, section_markdown, sections_of
-from blockdraft.bench.sections import ONE_PROMPT, published_section, section_of
 from blockdraft.bench.tables import three_digits
 from blockdraft.cli.main import app
 from tests.bench_results import write_all

@@ -7,8 +7,8 @@ from decimal import Decimal
 import pytest
 
 from blockdraft.bench.outside.side import Failure, OutsideOutput
-from blockdraft.bench.scores import given_number, right_number, score_lines, scores_of
-from blockdraft.bench.speed import Measurement
+from blockdraft.bench.scores.scores import given_number, right_number, score_lines, scores_of
+from blockdraft.bench.speed.bench import Measurement
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt
 from tests.command_line import refusal, run

@@ -12,8 +12,8 @@ import pytest
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.outside.side import Failure, OutsideOutput
-from blockdraft.bench.speed import SpeedBench
-from blockdraft.bench.speed_journal import SpeedJournal
+from blockdraft.bench.speed.bench import SpeedBench
+from blockdraft.bench.speed.journal import SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, chosen
 from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, RequestError
@@ -157,7 +157,7 @@ def test_failures_of_other_engines_are_kept(tmp_path):
     timed = TimedOutput((1, 2), 2.0, 1.0, largest_gap=0.5)
     samples = {"plain": timed, "outside x": OutsideOutput(timed, 3), "outside y": Failure("died")}
     path = tmp_path / "j.jsonl"
-    SpeedJournal(path, {}).add(1, 7, 2, samples)
+    SpeedJournal(path, {}).part(1).add(7, 2, samples)
     journal = SpeedJournal(path, {})
     assert journal.part(1).find(7, 2) == samples
     assert journal.part(0).find(7, 2) is None

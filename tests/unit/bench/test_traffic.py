@@ -7,15 +7,11 @@ from statistics import fmean
 
 import pytest
 
-from blockdraft.bench import traffic
-from blockdraft.bench.changes import figures_of
 from blockdraft.bench.config import TrafficConfig
 from blockdraft.bench.decode import PLAIN
 from blockdraft.bench.journal import sample_row
-from blockdraft.bench.result import read_result
-from blockdraft.bench.sections import section_of
-from blockdraft.bench.timed_output import TimedOutput
-from blockdraft.bench.traffic import (
+from blockdraft.bench.load import traffic
+from blockdraft.bench.load.traffic import (
     Answer,
     Play,
     Request,
@@ -24,6 +20,10 @@ from blockdraft.bench.traffic import (
     draw_requests,
     traffic_figures,
 )
+from blockdraft.bench.report.changes import figures_of
+from blockdraft.bench.report.sections import section_of
+from blockdraft.bench.result import read_result
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run

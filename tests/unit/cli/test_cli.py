@@ -173,7 +173,8 @@ def test_an_expected_answer_is_drafted_from(pair, tmp_path):
 
 @pytest.mark.parametrize("measure", ["--compare", "--ledger"])
 def test_a_measured_difference_is_the_answer_no(pair, measure, monkeypatch):
-    from blockdraft.bench import compare, ledger
+    from blockdraft.bench import compare
+    from blockdraft.bench.ledger import accounts as ledger
 
     monkeypatch.setattr(compare.Comparison, "identical", False)
     monkeypatch.setattr(ledger, "_tokens", lambda generation: object())

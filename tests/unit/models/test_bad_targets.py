@@ -10,8 +10,8 @@ import transformers as tf
 from safetensors.torch import save_file
 
 from blockdraft import LLM
-from blockdraft.bench.memory import kv_bytes_per_token
-from blockdraft.bench.stock import StockGenerator
+from blockdraft.bench.context.memory import kv_bytes_per_token
+from blockdraft.bench.speed.stock import StockGenerator
 from blockdraft.core.errors import BlockdraftError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.supported import GENERATE

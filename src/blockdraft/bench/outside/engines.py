@@ -1,6 +1,5 @@
 """The engines that `bench speed --against` knows by name. Loads no model library."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,21 +81,12 @@ def parse_against(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
         raise ConfigError(f"--against {text!r} names no engine; give some of {_known()}")
-    return check_against(names)
-
-
-def check_against(names: Sequence[str]) -> tuple[str, ...]:
-    """The names as they are.
-
-    Raises:
-        ConfigError: one is unknown, or stands twice.
-    """
     for name in names:
         if not is_url(name) and name not in ENGINES:
             raise ConfigError(f"--against {name!r} is not known; give some of {_known()}")
     if len(set(names)) < len(names):
         raise ConfigError(f"--against {','.join(names)} names an engine twice; leave it out")
-    return tuple(names)
+    return names
 
 
 def _known() -> str:

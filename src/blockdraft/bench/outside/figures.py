@@ -10,10 +10,10 @@ from rich.table import Table
 from blockdraft.bench.measures import Percentiles, Rate, Speedup, measures_of, rate_of, speedup_of
 from blockdraft.bench.outside.rivals import Rival
 from blockdraft.bench.outside.side import Failure, OutsideOutput
-from blockdraft.bench.tables import empty_table
+from blockdraft.bench.tables import empty_table, speedup_cell
 
 if TYPE_CHECKING:
-    from blockdraft.bench.speed import Measurement
+    from blockdraft.bench.speed.bench import Measurement
 
 OUTSIDE_DEFINITIONS = {
     "outside.rate": "tokens_per_second and decode_tokens_per_second over the prompts that it "
@@ -119,8 +119,8 @@ def outside_table(figures: Sequence[OutsideFigures]) -> Table:
         view.add_row(
             row.name,
             "-" if row.rate is None else f"{row.rate.tokens_per_second:.1f}",
-            _with_band(row.over_plain),
-            _with_band(row.drafted_over),
+            speedup_cell(row.over_plain) or "-",
+            speedup_cell(row.drafted_over) or "-",
             "-" if row.tokens_per_pass is None else f"{row.tokens_per_pass:.2f}",
             f"{row.num_equal}/{row.num_answered}",
             str(num_failed),
@@ -135,11 +135,3 @@ def failure_lines(figures: Sequence[OutsideFigures]) -> list[str]:
         for row in figures
         for reason, number in row.failures.items()
     ]
-
-
-def _with_band(speedup: Speedup | None) -> str:
-    if speedup is None:
-        return "-"
-    if speedup.low is None or speedup.high is None:
-        return f"{speedup.value:.2f}\n(one)"
-    return f"{speedup.value:.2f}\n{speedup.low:.2f}-{speedup.high:.2f}"

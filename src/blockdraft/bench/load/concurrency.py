@@ -1,0 +1,229 @@
+"""The same requests, one after another or many at once, plainly and with drafts."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+
+from blockdraft.bench.config import ConcurrencyConfig
+from blockdraft.bench.decode import (
+    ADAPTIVE,
+    PLAIN,
+    Decoder,
+    Run,
+    Way,
+    check_drafts,
+    encode_prompts,
+    fixed,
+    run_in_turns,
+)
+from blockdraft.bench.grouping import grouped
+from blockdraft.bench.ledger.accounts import Account, merge_totals
+from blockdraft.bench.measures import (
+    MEASURES,
+    OUTPUT_MEASURES,
+    Measures,
+    Spread,
+    defined,
+    measures_of,
+    ratios,
+    spread_of,
+    total_acceptance,
+    without_loops,
+)
+from blockdraft.bench.timed_output import TimedOutput
+from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.llm import LLM
+from blockdraft.measure.ledger import make_ledger
+from blockdraft.measure.measuring import measured
+
+CONCURRENCY_DEFINITIONS = {
+    "concurrency": "most requests that run at once; four times as many are asked for together, "
+    "then it is the next way's turn. Every point runs the first of the same requests to completion",
+    "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the repeats: median, "
+    "lowest, highest",
+    "tokens_per_second_per_user": f"{MEASURES['tokens_per_second_per_user']}; over the repeats: "
+    "median, lowest, highest",
+    "speedup_over_plain": "tokens_per_second over that of plain decoding in the same repeat; over "
+    "the repeats: median, lowest, highest",
+    "mean_decoding": "requests that are past their first token, on average over the wall time: "
+    "what is left of the concurrency after prompt passes and emptying ends",
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
+    "num_identical": "outputs that equal those of the first plain run of the same requests",
+    "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
+    "repeat: median, lowest, highest",
+    "keeps_up": "the median of over_best is at least 0.97",
+    "measures": "of all requests and repeats",
+    **defined(*OUTPUT_MEASURES),
+}
+
+LEAST_OVER_BEST = 0.97
+"""Adaptive drafting is to be within 3 % of the best way that does not adapt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointRun:
+    """One way at one point, once.
+
+    num_identical: outputs equal to those of the reference. prompts: the name of each request's.
+    """
+
+    concurrency: int
+    way: Way
+    run: Run
+    num_identical: int
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PointFigures:
+    """One way at one point, over the repeats; see CONCURRENCY_DEFINITIONS."""
+
+    concurrency: int
+    way: str
+    tokens_per_second: Spread
+    tokens_per_second_per_user: Spread
+    speedup_over_plain: Spread
+    mean_decoding: float
+    acceptance_length: float
+    acceptance_rate: float
+    mean_depth: float
+    num_passes_of_depth: dict[int, int]
+    mean_drafted: float
+    num_outputs: int
+    num_identical: int
+    measures: Measures
+    without_loops: Measures | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingUp:
+    """Adaptive drafting against the best other way at one point; see CONCURRENCY_DEFINITIONS."""
+
+    concurrency: int
+    best: str
+    over_best: Spread
+
+    @property
+    def keeps_up(self) -> bool:
+        """True if adaptive drafting is nowhere near slower."""
+        return self.over_best.median >= LEAST_OVER_BEST
+
+
+def ways_of(config: ConcurrencyConfig) -> list[Way]:
+    """What is compared."""
+    return [PLAIN, fixed(config.num_draft_tokens), ADAPTIVE]
+
+
+class ConcurrencyBench:
+    """Measures one pair."""
+
+    def __init__(self, llm: LLM) -> None:
+        check_drafts(llm)
+        self.llm = llm
+
+    def run(
+        self,
+        prompts: Sequence[BenchPrompt],
+        config: ConcurrencyConfig,
+        on_progress: Callable[[PointRun], None] = lambda run: None,
+    ) -> list[PointRun]:
+        """Measure every point, its ways in turns, after a warm-up of each.
+
+        Raises:
+            RequestError: a prompt cannot be decoded; known before anything is measured.
+        """
+        chosen = mixed_prompts(prompts, config.requests_per_point)
+        encoded = encode_prompts(self.llm, chosen, config.params)
+        ways, decoder = ways_of(config), Decoder(self.llm)
+        reference: list[tuple[int, ...]] = []
+        done: list[PointRun] = []
+        with ExitStack() as stack:
+            if config.ledger:
+                stack.enter_context(measured(self.llm.engine, self.llm.device))
+            for concurrency in config.concurrency:
+                own = encoded[: config.requests_at(concurrency)]
+                names = tuple(prompt.name for prompt in chosen[: len(own)])
+                for way in ways:
+                    decoder.warm_up(own, config.params, way, concurrency)
+                for repeat in range(config.repeats):
+                    runs = run_in_turns(
+                        [(decoder, way) for way in ways],
+                        own,
+                        config.params,
+                        concurrency,
+                        first=repeat,
+                    )
+                    reference += runs[PLAIN].outputs[len(reference) :]
+                    for way, run in runs.items():
+                        num_identical = run.num_equal(reference)
+                        done.append(PointRun(concurrency, way, run, num_identical, names))
+                        on_progress(done[-1])
+        return done
+
+
+def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
+    """Figures of each point and way, in the order of measurement."""
+    points = _by_point(runs)
+    return [_figures(group, ways[PLAIN]) for ways in points.values() for group in ways.values()]
+
+
+def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
+    """How adaptive drafting does against the best other way, point by point."""
+    rows = []
+    for concurrency, ways in _by_point(runs).items():
+        speeds = {way: [m.run.tokens_per_second for m in group] for way, group in ways.items()}
+        adaptive = speeds.pop(ADAPTIVE)
+        best = max(speeds, key=lambda way: median(speeds[way]))
+        rows.append(KeepingUp(concurrency, best.name, ratios(adaptive, speeds[best])))
+    return rows
+
+
+def accounts_of(llm: LLM, runs: Sequence[PointRun]) -> list[Account]:
+    """One for each point and way, over the repeats, measured with a ledger."""
+    accounts = []
+    for concurrency, ways in _by_point(runs).items():
+        totals = {way: merge_totals(m.run.phases for m in group) for way, group in ways.items()}
+        plain = make_ledger(totals.pop(PLAIN), llm.engine)
+        accounts.append(Account(f"{concurrency} at once, {PLAIN.name}", plain))
+        accounts += [
+            Account(f"{concurrency} at once, {way.name}", make_ledger(whole, llm.engine), plain)
+            for way, whole in totals.items()
+        ]
+    return accounts
+
+
+def _by_point(runs: Sequence[PointRun]) -> dict[int, dict[Way, list[PointRun]]]:
+    points = grouped(runs, lambda run: run.concurrency)
+    return {point: grouped(own, lambda run: run.way) for point, own in points.items()}
+
+
+def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigures:
+    """Figures of one way at one point; both lists have one run a repeat."""
+    runs = [measured.run for measured in group]
+    samples, plain_samples = _samples(group), _samples(plain)
+    prompts = [prompt for measured in group for prompt in measured.prompts]
+    acceptance = total_acceptance(samples)
+    return PointFigures(
+        concurrency=group[0].concurrency,
+        way=group[0].way.name,
+        tokens_per_second=spread_of([run.tokens_per_second for run in runs]),
+        tokens_per_second_per_user=spread_of([run.tokens_per_second_per_user for run in runs]),
+        speedup_over_plain=ratios(
+            [run.tokens_per_second for run in runs], [m.run.tokens_per_second for m in plain]
+        ),
+        mean_decoding=sum(s.decode_seconds for s in samples) / sum(r.wall_seconds for r in runs),
+        acceptance_length=acceptance.acceptance_length,
+        acceptance_rate=acceptance.acceptance_rate,
+        mean_depth=acceptance.mean_depth,
+        num_passes_of_depth=acceptance.num_passes_of_depth,
+        mean_drafted=acceptance.mean_drafted,
+        num_outputs=len(samples),
+        num_identical=sum(measured.num_identical for measured in group),
+        measures=measures_of(samples, plain_samples, prompts=prompts),
+        without_loops=without_loops(samples, plain_samples, prompts),
+    )
+
+
+def _samples(group: Sequence[PointRun]) -> list[TimedOutput]:
+    return [sample for measured in group for sample in measured.run.samples]

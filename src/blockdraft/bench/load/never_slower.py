@@ -1,0 +1,158 @@
+"""Adaptive drafting against an engine without a drafter: the worst that drafting may cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from blockdraft.bench.config import NeverSlowerConfig
+from blockdraft.bench.decode import (
+    ADAPTIVE,
+    PLAIN,
+    Decoder,
+    Run,
+    check_drafts,
+    encode_prompts,
+    run_in_turns,
+)
+from blockdraft.bench.grouping import grouped
+from blockdraft.bench.measures import MEASURES, Spread, defined, spread_of, total_acceptance
+from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.llm import LLM
+
+NEVER_SLOWER_DEFINITIONS = {
+    "concurrency": "most requests that run at once; four times as many are asked for together, "
+    "then it is the other side's turn",
+    "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the pairs: median, "
+    "lowest, highest",
+    "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns: "
+    "median, lowest, highest",
+    "slowdown": "seconds per token with adaptive drafting over those without a drafter: 1 over the "
+    "median ratio",
+    "limit": "the most that slowdown may be: 1.03, and one second of trying in seconds_per_side",
+    "holds": "slowdown is at most limit",
+    "confidence": "chance that lowest and highest enclose the true median of the ratio, if pairs "
+    "are independent: 1 - 2^(1 - pairs)",
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
+    "num_identical": "outputs of both sides that equal the first ones without a drafter",
+}
+
+
+MOST_SLOWDOWN = 1.03
+LEARNING_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A run of both sides at one point, over the same requests in turns."""
+
+    concurrency: int
+    adaptive: Run
+    no_drafter: Run
+    num_identical: int
+
+    @property
+    def ratio(self) -> float:
+        """Adaptive over no drafter."""
+        return self.adaptive.tokens_per_second / self.no_drafter.tokens_per_second
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of both sides."""
+        return len(self.adaptive.samples) + len(self.no_drafter.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class PairFigures:
+    """One point over its pairs; see NEVER_SLOWER_DEFINITIONS."""
+
+    concurrency: int
+    num_pairs: int
+    seconds_per_side: float
+    adaptive_tokens_per_second: Spread
+    no_drafter_tokens_per_second: Spread
+    ratio: Spread
+    slowdown: float
+    limit: float
+    holds: bool
+    confidence: float
+    acceptance_length: float
+    mean_depth: float
+    num_passes_of_depth: dict[int, int]
+    mean_drafted: float
+    num_outputs: int
+    num_identical: int
+
+
+class NeverSlowerBench:
+    """Measures an LLM with a drafter against one of the same target without."""
+
+    def __init__(self, llm: LLM, baseline: LLM) -> None:
+        check_drafts(llm)
+        self.llm = llm
+        self.baseline = baseline
+
+    def run(
+        self,
+        prompts: Sequence[BenchPrompt],
+        config: NeverSlowerConfig,
+        on_progress: Callable[[Pair], None] = lambda pair: None,
+    ) -> list[Pair]:
+        """Measure every point, the sides in turns, after a warm-up of each.
+
+        Raises:
+            RequestError: a prompt cannot be decoded; known before anything is measured.
+        """
+        chosen = mixed_prompts(prompts, config.requests_per_point)
+        encoded = encode_prompts(self.baseline, chosen, config.params)
+        sides = [(Decoder(self.baseline), PLAIN), (Decoder(self.llm), ADAPTIVE)]
+        reference: list[tuple[int, ...]] = []
+        pairs: list[Pair] = []
+        for concurrency in config.concurrency:
+            own = encoded[: config.requests_at(concurrency)]
+            for decoder, way in sides:
+                decoder.warm_up(own, config.params, way, concurrency)
+            for turn in range(config.pairs):
+                runs = run_in_turns(
+                    sides,
+                    own,
+                    config.params,
+                    concurrency,
+                    first=turn,
+                    seconds=config.seconds / config.pairs,
+                )
+                reference += runs[PLAIN].outputs[len(reference) : len(own)]
+                num_identical = sum(run.num_equal(reference[: len(own)]) for run in runs.values())
+                pairs.append(Pair(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
+                on_progress(pairs[-1])
+        return pairs
+
+
+def pair_figures(pairs: Sequence[Pair]) -> list[PairFigures]:
+    """Figures of each point, in the order of measurement."""
+    groups = grouped(pairs, lambda pair: pair.concurrency)
+    return [_figures(group) for group in groups.values()]
+
+
+def _figures(group: Sequence[Pair]) -> PairFigures:
+    adaptive, plain = [p.adaptive for p in group], [p.no_drafter for p in group]
+    acceptance = total_acceptance([sample for run in adaptive for sample in run.samples])
+    seconds = min(sum(run.wall_seconds for run in runs) for runs in (adaptive, plain))
+    ratio = spread_of([pair.ratio for pair in group])
+    slowdown, limit = 1 / ratio.median, MOST_SLOWDOWN + LEARNING_SECONDS / seconds
+    return PairFigures(
+        concurrency=group[0].concurrency,
+        num_pairs=len(group),
+        seconds_per_side=seconds,
+        adaptive_tokens_per_second=spread_of([run.tokens_per_second for run in adaptive]),
+        no_drafter_tokens_per_second=spread_of([run.tokens_per_second for run in plain]),
+        ratio=ratio,
+        slowdown=slowdown,
+        limit=limit,
+        holds=slowdown <= limit,
+        confidence=1 - 2.0 ** (1 - len(group)),
+        acceptance_length=acceptance.acceptance_length,
+        mean_depth=acceptance.mean_depth,
+        num_passes_of_depth=acceptance.num_passes_of_depth,
+        mean_drafted=acceptance.mean_drafted,
+        num_outputs=sum(pair.num_outputs for pair in group),
+        num_identical=sum(pair.num_identical for pair in group),
+    )

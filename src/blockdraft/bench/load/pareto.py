@@ -1,0 +1,233 @@
+"""Throughput against interactivity, with more and more requests at once, for each way to draft.
+
+Every way decodes the same requests, in turns after a few, and its outputs are held against those of
+plain decoding. A point and repeat that has been measured is kept in a journal, so a run that was
+ended goes on where it was.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blockdraft.bench.config import ParetoConfig
+from blockdraft.bench.decode import (
+    ADAPTIVE,
+    PLAIN,
+    Decoder,
+    Run,
+    Side,
+    Way,
+    check_drafts,
+    encode_prompts,
+    run_in_turns,
+)
+from blockdraft.bench.grouping import grouped
+from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
+from blockdraft.bench.load.pareto_journal import Journal, Turn
+from blockdraft.bench.measures import (
+    MEASURES,
+    OUTPUT_MEASURES,
+    Measures,
+    Spread,
+    defined,
+    measures_of,
+    ratios,
+    spread_of,
+    without_loops,
+)
+from blockdraft.bench.timed_output import TimedOutput
+from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.hub.catalog import display_name
+from blockdraft.llm import LLM
+from blockdraft.speculate.drafters.none import NoDrafter
+
+PARETO_DEFINITIONS = {
+    "points": "each way at each number of requests at once (concurrency); when a request ends, "
+    "the next one starts; the ways take turns after every few requests",
+    "throughput": f"{MEASURES['tokens_per_second_in_total']}; over the repeats: median, lowest, "
+    "highest",
+    "interactivity": f"{MEASURES['tokens_per_second_per_user']}; over the repeats: median, lowest, "
+    "highest",
+    "speedup_over_plain": "throughput over that of plain decoding with as many requests at once, "
+    "in the same repeat; over the repeats: median, lowest, highest",
+    "readings": "a way's curve at the interactivity (throughput) of plain decoding with so many "
+    "requests at once, linear between measured points, over the throughput (interactivity) of "
+    "plain decoding there; repeat by repeat: median, lowest, highest. Outside of the measured "
+    "range nothing is read",
+    "mean_running": "requests that are past their first step, on average over the wall time: what "
+    "is left of the concurrency after the emptying end of every turn",
+    "num_identical": "outputs that equal those of the first plain run at the first point",
+    **defined(*OUTPUT_MEASURES),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoPoint:
+    """One way at one number of requests at once; see PARETO_DEFINITIONS."""
+
+    way: str
+    concurrency: int
+    throughput: Spread
+    interactivity: Spread
+    speedup_over_plain: Spread
+    mean_running: float
+    num_outputs: int
+    num_identical: int
+    measures: Measures
+    without_loops: Measures | None
+
+
+@dataclass(frozen=True, slots=True)
+class CurveReading:
+    """A way at the level of plain decoding with so many requests at once.
+
+    `ratio` is over plain decoding; None if the level is `outside` of what was measured of the way,
+    in any repeat, or if most of plain decoding's outputs are single tokens, which have no speed.
+    """
+
+    way: str
+    plain_concurrency: int
+    level: float
+    ratio: Spread | None
+    outside: str | None
+
+
+class ParetoBench:
+    """Measures plain decoding, and drafting by each of some LLMs with the same target.
+
+    Args:
+        llms: by the name of their way. The first decodes plainly too.
+        parts: also measure each kind of drafter of the first LLM alone.
+    """
+
+    def __init__(self, llms: Mapping[str, LLM], *, parts: bool = False) -> None:
+        for llm in llms.values():
+            check_drafts(llm)
+        self.llm = next(iter(llms.values()))
+        self.sides: list[Side] = [(Decoder(self.llm), PLAIN)]
+        self.sides += [(Decoder(llm), replace(ADAPTIVE, name=name)) for name, llm in llms.items()]
+        kinds = [drafter.kind for drafter in self.llm.engine.proposer.drafters]
+        kinds = [kind for kind in kinds if kind != NoDrafter.kind]
+        if parts and len(kinds) > 1:
+            # Each learns for itself.
+            self.sides += [
+                (Decoder(self.llm), Way(f"{kind} alone", "adaptive", (kind,))) for kind in kinds
+            ]
+
+    @property
+    def ways(self) -> list[Way]:
+        """What is compared, plain decoding first."""
+        return [way for _, way in self.sides]
+
+    def run(
+        self,
+        prompts: Sequence[BenchPrompt],
+        config: ParetoConfig,
+        journal: Journal,
+        on_progress: Callable[[Turn], None] = lambda turn: None,
+    ) -> list[Turn]:
+        """Measure what the journal lacks; returns all, in order.
+
+        Raises:
+            RequestError: a prompt cannot be decoded; known before anything is measured.
+        """
+        chosen = mixed_prompts(prompts, config.requests_per_point)
+        encoded = encode_prompts(self.llm, chosen, config.params)
+        names = tuple(prompt.name for prompt in chosen)
+        for concurrency in config.concurrency:
+            missing = [r for r in range(config.repeats) if (concurrency, r) not in journal.turns]
+            for decoder, way in self.sides if missing else ():
+                decoder.warm_up(encoded, config.params, way, concurrency)
+            for repeat in missing:
+                runs = run_in_turns(self.sides, encoded, config.params, concurrency, first=repeat)
+                by_name = {way.name: run for way, run in runs.items()}
+                turn = Turn(concurrency, repeat, names, by_name)
+                journal.add(turn)
+                on_progress(turn)
+        return [journal.turns[c, r] for c in config.concurrency for r in range(config.repeats)]
+
+
+def names_of(folders: Sequence[Path | None]) -> list[str]:
+    """What the ways of some drafters are called: as short as tells them apart.
+
+    Without a drafter what is looked up is drafted.
+    """
+    drafters = ["lookup" if folder is None else str(folder) for folder in folders]
+    short = [display_name(drafter) for drafter in drafters]
+    return short if len(set(short)) == len(short) else [str(Path(d)) for d in drafters]
+
+
+def pareto_points(turns: Sequence[Turn]) -> list[ParetoPoint]:
+    """By way, and of each by requests at once."""
+    reference = turns[0].runs[PLAIN.name].outputs
+    groups = grouped(turns, lambda turn: turn.concurrency)
+    return [
+        _point(way, concurrency, group, reference)
+        for way in turns[0].runs
+        for concurrency, group in groups.items()
+    ]
+
+
+def _point(
+    way: str, concurrency: int, group: Sequence[Turn], reference: Sequence[tuple[int, ...]]
+) -> ParetoPoint:
+    runs, plain = [turn.runs[way] for turn in group], [turn.runs[PLAIN.name] for turn in group]
+    samples, plain_samples = _samples(runs), _samples(plain)
+    prompts = [prompt for turn in group for prompt in turn.prompts]
+    return ParetoPoint(
+        way=way,
+        concurrency=concurrency,
+        throughput=spread_of([run.tokens_per_second for run in runs]),
+        interactivity=spread_of([run.tokens_per_second_per_user for run in runs]),
+        speedup_over_plain=ratios(
+            [run.tokens_per_second for run in runs], [run.tokens_per_second for run in plain]
+        ),
+        mean_running=sum(s.total_seconds - s.queue_seconds for s in samples)
+        / sum(run.wall_seconds for run in runs),
+        num_outputs=len(samples),
+        num_identical=sum(run.num_equal(reference) for run in runs),
+        measures=measures_of(samples, plain_samples, prompts=prompts),
+        without_loops=without_loops(samples, plain_samples, prompts),
+    )
+
+
+def _samples(runs: Sequence[Run]) -> list[TimedOutput]:
+    return [sample for run in runs for sample in run.samples]
+
+
+def readings(turns: Sequence[Turn]) -> tuple[list[CurveReading], list[CurveReading]]:
+    """Throughput at equal interactivity, and interactivity at equal throughput."""
+    return (
+        list(_read(turns, throughput_at, "interactivity", "throughput")),
+        list(_read(turns, interactivity_at, "throughput", "interactivity")),
+    )
+
+
+def _read(
+    turns: Sequence[Turn], read: Callable[[Curve, float], Reading], level: str, value: str
+) -> Iterator[CurveReading]:
+    repeats = grouped(turns, lambda turn: turn.repeat)
+    for way in turns[0].runs:
+        if way == PLAIN.name:
+            continue
+        for index, turn in enumerate(repeats[turns[0].repeat]):
+            levels, found, over = [], [], []
+            for group in repeats.values():
+                plain = _curve_point(group[index].runs[PLAIN.name])
+                levels.append(getattr(plain, level))
+                curve = [_curve_point(one.runs[way]) for one in group]
+                found.append(read(curve, levels[-1]))
+                over.append(getattr(plain, value))
+            outside = sorted({one.outside for one in found if one.outside is not None})
+            values = [one.value for one in found if one.value is not None]
+            yield CurveReading(
+                way=way,
+                plain_concurrency=turn.concurrency,
+                level=spread_of(levels).median,
+                ratio=ratios(values, over) if all(over) and not outside else None,
+                outside=" and ".join(outside) or None,
+            )
+
+
+def _curve_point(run: Run) -> CurvePoint:
+    return CurvePoint(run.tokens_per_second_per_user, run.tokens_per_second)

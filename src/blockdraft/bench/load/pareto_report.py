@@ -1,0 +1,137 @@
+"""`bench pareto`, for people and for machines."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from blockdraft.bench.config import ParetoConfig
+from blockdraft.bench.decode import PLAIN
+from blockdraft.bench.grouping import grouped
+from blockdraft.bench.load.curve import no_faster_from
+from blockdraft.bench.load.pareto import (
+    PARETO_DEFINITIONS,
+    CurveReading,
+    ParetoBench,
+    ParetoPoint,
+    pareto_points,
+    readings,
+)
+from blockdraft.bench.load.pareto_journal import Turn
+from blockdraft.bench.result import describe_result
+from blockdraft.bench.tables import empty_table, spread_cells, three_digits
+
+PARETO_LEGEND = """\
+at once: most requests that run together. in total: output tokens per second of
+all. per user: those of the median request, from its first token on. over plain:
+in total, with as many at once. Medians and low-high over the repeats. tau:
+tokens per target pass. same: outputs that equal those of plain decoding at the
+first point. Read off the curves, between measured points only: what a way gives
+in total where its users are as fast as those of plain decoding, and how fast
+its users are where it gives as much in total; over plain decoding."""
+
+
+def pareto_json(
+    bench: ParetoBench,
+    config: ParetoConfig,
+    turns: Sequence[Turn],
+    prompt_len: float,
+) -> dict[str, Any]:
+    """Everything needed to judge and to repeat a result, and to plan by it."""
+    at_interactivity, at_throughput = readings(turns)
+    folders = {
+        way.name: None if way == PLAIN else decoder.llm.drafter_folder
+        for decoder, way in bench.sides
+    }
+    drafters = {name: None if folder is None else str(folder) for name, folder in folders.items()}
+    return {
+        **describe_result("pareto", bench.llm, PARETO_DEFINITIONS),
+        "bench": asdict(config) | {"num_requests": config.requests_per_point},
+        "mean_prompt_tokens": prompt_len,
+        "mean_output_tokens": fmean(
+            len(ids) for turn in turns for ids in turn.runs[PLAIN.name].outputs
+        ),
+        "ways": [asdict(way) | {"drafter": drafters[way.name]} for way in bench.ways],
+        "points": [asdict(point) for point in pareto_points(turns)],
+        "at_equal_interactivity": [asdict(reading) for reading in at_interactivity],
+        "at_equal_throughput": [asdict(reading) for reading in at_throughput],
+        "runs": [
+            {
+                "concurrency": turn.concurrency,
+                "repeat": turn.repeat,
+                "way": way,
+                "wall_seconds": run.wall_seconds,
+                "throughput": run.tokens_per_second,
+                "interactivity": run.tokens_per_second_per_user,
+            }
+            for turn in turns
+            for way, run in turn.runs.items()
+        ],
+    }
+
+
+def pareto_tables(title: str, points: Sequence[ParetoPoint]) -> list[Table]:
+    """A table for each way, with a row for each number of requests; they fit 80 columns."""
+    by_way = grouped(points, lambda point: point.way)
+    return [_way_table(f"{way}: {title}", group) for way, group in by_way.items()]
+
+
+def _way_table(title: str, points: Sequence[ParetoPoint]) -> Table:
+    headings = ("at\nonce", "in\ntotal", "low-high", "per\nuser", "low-high", "over\nplain")
+    view = empty_table(title, *headings, "low-high", "tau", "same")
+    for point in points:
+        view.add_row(
+            str(point.concurrency),
+            *spread_cells(point.throughput),
+            *spread_cells(point.interactivity),
+            *spread_cells(point.speedup_over_plain),
+            three_digits(point.measures.tau_micro),
+            f"{point.num_identical}/{point.num_outputs}",
+        )
+    return view
+
+
+def reading_table(title: str, level: str, rows: Sequence[CurveReading]) -> Table:
+    """One row for each way and number of requests of plain decoding; fits 80 columns."""
+    view = empty_table(title, "", "plain,\nat once", level, "over\nplain", "low-high")
+    for index, reading in enumerate(rows):
+        is_first = index == 0 or rows[index - 1].way != reading.way
+        if is_first:
+            view.add_section()
+        view.add_row(
+            reading.way if is_first else "",
+            str(reading.plain_concurrency),
+            three_digits(reading.level),
+            *_cells(reading),
+        )
+    return view
+
+
+def _cells(reading: CurveReading) -> tuple[str, str]:
+    if reading.ratio is None:
+        return "-", outside_words(reading.outside)
+    return spread_cells(reading.ratio)
+
+
+def outside_words(outside: str | None) -> str:
+    """Where a level lies that nothing could be read at; None if it lies at no speed."""
+    return "single tokens" if outside is None else f"{outside} its range"
+
+
+def crossing_lines(points: Sequence[ParetoPoint]) -> list[str]:
+    """Where plain decoding gives at least as much in total, a line for each way."""
+    lines = []
+    for way in dict.fromkeys(point.way for point in points if point.way != PLAIN.name):
+        speedups = {
+            point.concurrency: point.speedup_over_plain.median
+            for point in points
+            if point.way == way
+        }
+        limit = no_faster_from(speedups)
+        if limit is None:
+            lines.append(f"{way}: more than plain in total with {max(speedups)} at once too")
+        else:
+            lines.append(f"{way}: no more than plain in total from {limit} at once on")
+    return lines

@@ -1,0 +1,96 @@
+"""What the sections of a report are made of: tables, facts, plots, and the words of their cells."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from blockdraft.bench.report import svg
+from blockdraft.bench.result import Result
+from blockdraft.bench.tables import three_digits
+from blockdraft.core.errors import ConfigError
+
+Values = Mapping[str, Any]
+
+BAND = "Speed-ups with the band in which 95 % of resamples of the prompts fall."
+NO_SPREAD = " (one prompt, no spread)"
+ONE_PROMPT = "A speed-up or rate without a band comes from one prompt."
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table; `about` says what its figures are, the first cell of a row names it."""
+
+    title: str
+    about: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a report. `plots`: SVG files by what stands behind the name of the result."""
+
+    title: str
+    facts: Sequence[str] = ()
+    grids: Sequence[Grid] = ()
+    plots: Mapping[str, str] = field(default_factory=dict)
+    definitions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def page_plots(self) -> list[str]:
+        """The same for a page, which has its own stylesheet."""
+        return [svg.without_style(plot) for plot in self.plots.values()]
+
+
+def without_repeats(grid: Grid, mark: str = "", told: str = ONE_PROMPT) -> Grid:
+    """The same with the words for a missing band once, above the table, and `mark` in the cells."""
+    rows = [[cell.replace(NO_SPREAD, mark) for cell in row] for row in grid.rows]
+    return grid if rows == grid.rows else replace(grid, about=f"{grid.about} {told}", rows=rows)
+
+
+def need_plain(result: Result, rows: Iterable[Values]) -> None:
+    """Refuse rows without the baseline.
+
+    Raises:
+        ConfigError: plain decoding was not measured.
+    """
+    if not any(row["way"] == "plain" for row in rows):
+        raise ConfigError(f"{result.path} lacks the baseline, plain decoding; measure again")
+
+
+def how_words(config: Values) -> str:
+    """How requests were decoded."""
+    temperature = float(config.get("temperature", 0.0))
+    how = f"temperature {temperature:g}" if temperature else "greedy"
+    return f"{how}, at most {config['max_tokens']} tokens"
+
+
+def spread_words(spread: Values | None) -> str:
+    """A median or value, and in brackets the ends."""
+    if spread is None:
+        return ""
+    middle = spread["median"] if "median" in spread else spread["value"]
+    if spread["low"] is None:
+        return f"{three_digits(middle)}{NO_SPREAD}"
+    ends = f"{three_digits(spread['low'])}-{three_digits(spread['high'])}"
+    return f"{three_digits(middle)} ({ends})"
+
+
+def tau_cell(measures: Values | None) -> str:
+    """Over all outputs together; nothing where there were none."""
+    return "" if measures is None else f"{measures['tau_micro']:.2f}"
+
+
+def latency_cells(measures: Values) -> list[str]:
+    """TTFT, TPOT and largest gap in milliseconds: median and 95th percentile."""
+    return [
+        ""
+        if (found := measures[name]) is None
+        else f"{three_digits(1000 * found['p50'])}, {three_digits(1000 * found['p95'])}"
+        for name in ("first_token_seconds", "seconds_per_token", "largest_gap")
+    ]
+
+
+def bar_of(name: str, band: Values) -> svg.Bar:
+    """A speed-up and its band."""
+    return svg.Bar(name, band["value"], band["low"], band["high"])

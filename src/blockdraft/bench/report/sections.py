@@ -1,0 +1,61 @@
+"""What a report says of each kind of result: facts, tables and plots. Loads no model library."""
+
+from collections.abc import Callable, Mapping
+
+from blockdraft.bench.report import load_sections, speed_sections, summary
+from blockdraft.bench.report.section import Section, without_repeats
+from blockdraft.bench.result import Result
+from blockdraft.core.errors import ConfigError
+
+_SECTIONS: Mapping[str, Callable[[Result], Section]] = {
+    "summary": summary.summary_section,
+    "speed": speed_sections.speed_section,
+    "ways": speed_sections.ways_section,
+    "concurrency": load_sections.concurrency_section,
+    "pareto": load_sections.pareto_section,
+    "never-slower": load_sections.never_slower_section,
+    "context": speed_sections.context_section,
+    "traffic": load_sections.traffic_section,
+    "break-even": speed_sections.break_even_section,
+    "plan": load_sections.plan_section,
+}
+
+
+def section_of(result: Result) -> Section:
+    """The section of a result, by its kind.
+
+    Raises:
+        ConfigError: it lacks what its kind has, such as the baseline.
+    """
+    try:
+        made = _SECTIONS[result.kind](result)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{result.path} is a result {result.kind!r} that was cut or changed by hand "
+            f"({type(error).__name__}: {error}); measure again"
+        ) from error
+    return Section(
+        title=f"{result.name}: {made.title}",
+        facts=[*_origin(result), *made.facts],
+        grids=[without_repeats(grid) for grid in made.grids],
+        plots=made.plots,
+        definitions=result.values.get("definitions", {}),
+    )
+
+
+def _origin(result: Result) -> list[str]:
+    """Command, machine, versions and commit, as far as a result says them."""
+    values = result.values
+    facts = [f"Machine: {result.machine}."]
+    command = values.get("command")
+    if isinstance(command, list):
+        facts.append(f"Command: {' '.join(map(str, command))}")
+    about = [f"{key} {values[key]}" for key in ("date", "git_commit") if values.get(key)]
+    versions = values.get("versions", {})
+    about += [f"{name} {version}" for name, version in versions.items() if version]
+    config = values.get("config", {})
+    about += [f"{key} {config[key]}" for key in ("target", "drafter", "dtype") if config.get(key)]
+    memory = values.get("memory", {}).get("most_process_bytes")
+    if memory:
+        about.append(f"at most {memory / 2**30:.2f} GiB held")
+    return [*facts, ", ".join(about)]

@@ -1,0 +1,185 @@
+"""The same prompts, decoded plainly, with drafts, and by other engines, in turns."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from blockdraft.bench.config import SpeedConfig, warm_up_of
+from blockdraft.bench.decode import check_drafts, encode_prompt, encode_prompts, in_turn
+from blockdraft.bench.outside.rivals import Rival
+from blockdraft.bench.outside.side import Failure, OutsideOutput
+from blockdraft.bench.speed.journal import Decoded, Part, Samples, SpeedJournal
+from blockdraft.bench.speed.stock import StockGenerator
+from blockdraft.bench.timed_output import TimedOutput, timed_output
+from blockdraft.bench.workload import BenchPrompt
+from blockdraft.core.errors import AnswerFailed
+from blockdraft.core.request import SamplingParams
+from blockdraft.llm import LLM
+from blockdraft.measure.measuring import Meter, compute_every_prompt
+from blockdraft.measure.phases import PhaseTotals
+from blockdraft.text.kinds import loops
+
+Decode = Callable[[list[int], SamplingParams], Decoded]
+
+_OUTSIDE = "outside "
+"""Before the name of another engine, which may be called as a way of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One turn of a prompt, from 1, decoded in every way.
+
+    phases: by way, if a ledger was asked for. outside: by name of another engine.
+    """
+
+    prompt: BenchPrompt
+    plain: TimedOutput
+    drafted: TimedOutput
+    transformers: TimedOutput | None
+    phases: Mapping[str, PhaseTotals] = field(default_factory=dict)
+    outside: Mapping[str, OutsideOutput | Failure] = field(default_factory=dict)
+    turn: int = 1
+
+    @property
+    def outputs(self) -> dict[str, tuple[int, ...]]:
+        """The tokens of every way that gave some."""
+        ours = {"plain": self.plain, "drafted": self.drafted, "transformers": self.transformers}
+        found = {name: sample.token_ids for name, sample in ours.items() if sample is not None}
+        theirs = {
+            name: output.timed.token_ids
+            for name, output in self.outside.items()
+            if isinstance(output, OutsideOutput)
+        }
+        return found | theirs
+
+    @property
+    def identical(self) -> bool:
+        """True if drafted and plain decoding gave the same tokens."""
+        return self.plain.token_ids == self.drafted.token_ids
+
+    @property
+    def loops(self) -> bool:
+        """True if the output repeats itself, which is easy to draft."""
+        return loops(self.drafted.token_ids)
+
+
+class SpeedBench:
+    """Measures one pair; the transformers model is loaded once, for all runs.
+
+    rivals: other engines that were started, which take turns with ours.
+    """
+
+    def __init__(
+        self, llm: LLM, *, with_transformers: bool = True, rivals: Sequence[Rival] = ()
+    ) -> None:
+        check_drafts(llm)
+        compute_every_prompt(llm.engine)
+        self.llm, self.rivals = llm, rivals
+        self._stock = StockGenerator(llm) if with_transformers else None
+
+    def run(
+        self,
+        prompts: Sequence[BenchPrompt],
+        config: SpeedConfig,
+        on_progress: Callable[[Measurement], None] = lambda measurement: None,
+        journal: Part | None = None,
+    ) -> list[Measurement]:
+        """Measure every turn of every prompt, after a warm-up of every way with the first.
+
+        A later turn follows the answers of plain decoding, on every side. What the journal holds is
+        not measured again.
+
+        Raises:
+            RequestError: a prompt cannot be decoded; known before anything is measured, but for a
+                turn that does not fit behind the answers.
+        """
+        journal = SpeedJournal().part(0) if journal is None else journal
+        encoded = encode_prompts(self.llm, prompts, config.params)
+        ways = self._ways(config)
+        for decode in ways.values():
+            decode(encoded[0], warm_up_of(config.params))
+        measurements: list[Measurement] = []
+        with ExitStack() as stack:
+            meter = stack.enter_context(self.llm.measured()) if config.ledger else None
+            for index, prompt in enumerate(prompts):
+                answers: list[str] = []
+                for turn in range(1, 2 + len(prompt.later)):
+                    samples, phases = journal.find(index, turn), dict[str, PhaseTotals]()
+                    if samples is None:
+                        ids = self._encode(prompt, config.params, answers)
+                        with _named(prompt, turn):
+                            samples, phases = _in_turns(
+                                ways, ids, config.params, len(measurements), meter
+                            )
+                        journal.add(index, turn, samples)
+                    measurements.append(_measurement(prompt, turn, samples, phases))
+                    answers.append(self.llm.tokenizer.decode(measurements[-1].plain.token_ids))
+                    on_progress(measurements[-1])
+        return measurements
+
+    def _encode(
+        self, prompt: BenchPrompt, params: SamplingParams, answers: Sequence[str]
+    ) -> list[int]:
+        check = self.llm.engine.limits.check_prompt
+        return encode_prompt(self.llm.tokenizer, check, prompt, params, answers)
+
+    def _ways(self, config: SpeedConfig) -> dict[str, Decode]:
+        ways: dict[str, Decode] = {"plain": self._plain, "drafted": self._drafted}
+        if self._stock is not None and config.with_transformers:
+            ways["transformers"] = self._stock.run
+        for rival in self.rivals:
+            ways[_OUTSIDE + rival.name] = partial(_ask, rival)
+        return ways
+
+    def _plain(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
+        return self._drafted(prompt_ids, replace(params, num_draft_tokens=0))
+
+    def _drafted(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
+        return timed_output(self.llm.generate(prompt_ids, params).completions[0])
+
+
+@contextmanager
+def _named(prompt: BenchPrompt, turn: int) -> Iterator[None]:
+    """Say of which prompt an answer failed."""
+    try:
+        yield
+    except AnswerFailed as error:
+        raise AnswerFailed(f"prompt {prompt.id}, turn {turn}: {error}") from error
+
+
+def _ask(rival: Rival, prompt_ids: list[int], params: SamplingParams) -> OutsideOutput | Failure:
+    return rival.decode(prompt_ids, params.max_tokens)
+
+
+def _measurement(
+    prompt: BenchPrompt, turn: int, samples: Samples, phases: Mapping[str, PhaseTotals]
+) -> Measurement:
+    ours = {name: s for name, s in samples.items() if isinstance(s, TimedOutput)}
+    outside = {
+        name.removeprefix(_OUTSIDE): sample
+        for name, sample in samples.items()
+        if not isinstance(sample, TimedOutput)
+    }
+    stock = ours.get("transformers")
+    return Measurement(prompt, ours["plain"], ours["drafted"], stock, phases, outside, turn)
+
+
+def _in_turns(
+    ways: dict[str, Decode],
+    prompt_ids: list[int],
+    params: SamplingParams,
+    index: int,
+    meter: Meter | None,
+) -> tuple[dict[str, Decoded], dict[str, PhaseTotals]]:
+    """One sample of each way; each is first equally often, so a slowing machine favors none."""
+    samples: dict[str, Decoded] = {}
+    phases: dict[str, PhaseTotals] = {}
+    for name in in_turn(list(ways), index):
+        if meter is None:
+            samples[name] = ways[name](prompt_ids, params)
+            continue
+        meter.take_totals()  # what was between belongs to nobody
+        samples[name] = ways[name](prompt_ids, params)
+        phases[name] = meter.take_totals()
+    return samples, phases
