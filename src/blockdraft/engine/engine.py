@@ -118,9 +118,9 @@ class Engine:
         Raises:
             ConfigError: a limit is out of its range.
         """
+        depth = self._limit_depth(num_draft_tokens, draft_depth)
         if self._costs is None:
             self._costs = measure_costs(self.target, self.drafter)
-        depth = self._limit_depth(num_draft_tokens, draft_depth)
         most = num_draft_tokens
         num_nodes = max(depth, DEFAULT_NUM_DRAFT_TOKENS) if most is None else most
         # Where the policy asks for shorter paths, branches take the place of the rest.

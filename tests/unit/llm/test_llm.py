@@ -273,6 +273,16 @@ def test_fixed_limits_are_kept_to(llm):
         llm.use_fixed_drafting()
 
 
+def test_limits_are_refused_before_steps_are_timed(llm, monkeypatch):
+    def measured(*args):
+        raise AssertionError("it takes seconds")
+
+    monkeypatch.setattr("blockdraft.engine.engine.measure_costs", measured)
+    monkeypatch.setattr(llm.engine, "_costs", None)
+    with pytest.raises(ConfigError, match="draft_depth is 0"):
+        llm.engine.use_adaptive_drafting(3, 0)
+
+
 def test_a_pair_that_does_not_fit_is_refused_at_load(folders, tmp_path):
     with pytest.raises(ModelError, match="hidden size"):
         LLM(str(folders[0]), str(_odd_drafter(tmp_path)), dtype="float32")
