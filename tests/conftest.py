@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from blockdraft.core.machine import num_cpus
 from tests.fuzz import settings as fuzz_settings
+from tests.this_machine import described_machine
 
 # Processes that test side by side share the cores: threads that wait for each other spin. Read when
 # torch is loaded, here and by every program that a test starts. Not set in the process that starts
@@ -76,6 +78,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_report_header() -> str:
     """The seed of the fuzz."""
     return fuzz_settings.described()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The machine, last of all: bits depend on it, and logs are cut in front."""
+    if not hasattr(config, "workerinput"):
+        sys.stdout.write(f"{described_machine()}\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
