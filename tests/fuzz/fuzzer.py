@@ -75,7 +75,7 @@ class _Child:
             *("--first", str(first), "--seconds", f"{seconds:.1f}"),
         ]
         self._index, self._seed = first, 0
-        self._is_running_case = False
+        self._is_running_case = self._is_hanging = False
 
     def run(self) -> int:
         """Returns the index of the next case."""
@@ -93,7 +93,12 @@ class _Child:
             said = errors.read()[-3000:]
         if child.returncode != 0 and len(self._findings.failures) < MAX_FAILURES:
             assert self._is_running_case, f"the fuzz itself failed:\n{said}"
-            self._findings.fail(self._seed, f"the process ended with {child.returncode}\n{said}")
+            how = f"the process ended with {child.returncode}"
+            if self._is_hanging:
+                how = (
+                    f"it took more than {HANGS_AFTER:g} seconds: it hangs, or cores are busy"
+                )
+            self._findings.fail(self._seed, f"{how}\n{said}")
         return self._index + 1
 
     def _read(self, child: "subprocess.Popen[str]") -> None:
@@ -107,6 +112,7 @@ class _Child:
                     child.kill()
         finally:
             watchdog.stop()
+            self._is_hanging = watchdog.has_killed
 
     def _take(self, line: dict[str, Any]) -> None:
         if "case" in line:
@@ -127,17 +133,22 @@ class _Watchdog:
     def __init__(self, child: "subprocess.Popen[str]") -> None:
         self._child = child
         self._timer: threading.Timer | None = None
+        self.has_killed = False
         self.reset()
 
     def reset(self) -> None:
         self.stop()
-        self._timer = threading.Timer(HANGS_AFTER, self._child.kill)
+        self._timer = threading.Timer(HANGS_AFTER, self._kill)
         self._timer.daemon = True
         self._timer.start()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    def _kill(self) -> None:
+        self.has_killed = True
+        self._child.kill()
 
 
 def _shown(wrong: Sequence[str]) -> str:
