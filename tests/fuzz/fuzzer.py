@@ -95,9 +95,7 @@ class _Child:
             assert self._is_running_case, f"the fuzz itself failed:\n{said}"
             how = f"the process ended with {child.returncode}"
             if self._is_hanging:
-                how = (
-                    f"it took more than {HANGS_AFTER:g} seconds: it hangs, or cores are busy"
-                )
+                how = f"it took more than {HANGS_AFTER:g} seconds: it hangs, or cores are busy"
             self._findings.fail(self._seed, f"{how}\n{said}")
         return self._index + 1
 
