@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from blockdraft.bench.grouping import grouped
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.grouping import grouped
 from blockdraft.core.jsonl import later_turns, prompt_text, read_jsonl, set_name
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")

@@ -124,22 +124,29 @@ def cpu_features() -> str:
     """What this CPU is and which instructions it has; as much as the system says."""
     # x86 and Arm name them differently.
     known = ("vendor_id", "model name", "flags", "CPU part", "Features")
-    found = _first_core()
-    return "\n".join([platform.machine(), *(found[name] for name in known if name in found)])
+    found = cpu_facts()
+    facts = (f"{name}: {found[name]}" for name in known if name in found)
+    return "\n".join([platform.machine(), *facts])
 
 
 def cpu_vendor() -> str:
     """Who made it, whatever a virtual machine calls the model; empty if unknown."""
-    return _first_core().get("vendor_id", "").partition(":")[2].strip()
+    return cpu_facts().get("vendor_id", "")
 
 
-def _first_core() -> dict[str, str]:
-    """Lines of what Linux knows of it, by their names."""
+def cpu_name() -> str:
+    """The model of this CPU, as much as the system says."""
+    return cpu_facts().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_facts() -> dict[str, str]:
+    """What Linux knows of the first core, by its names for it; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return {line.partition(":")[0].strip(): line for line in reversed(lines)}
+    pairs = (line.partition(":") for line in reversed(lines))
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 _V1_QUOTA = ("cpu.cfs_quota_us", "cpu.cfs_period_us")

@@ -10,12 +10,12 @@ import torch
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.fingerprint import hash_files, sample_files
-from blockdraft.core.machine import cpu_features
+from blockdraft.core.machine import cpu_features, cpu_name
 from blockdraft.core.remembered import digest
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.kernels.backends import kernels_digest, uses_matrix_registers
 from blockdraft.kernels.torch.rules import product_bits
-from blockdraft.measure.provenance import cpu_name, versions
+from blockdraft.measure.provenance import versions
 
 _PACKAGE = Path(__file__).parents[1]
 _CODE = ("**/*.py", "kernels/**/*.cpp", "kernels/**/*.h")

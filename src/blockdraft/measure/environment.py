@@ -4,10 +4,16 @@ import os
 import platform
 from typing import Any
 
-from blockdraft.core.machine import cpu_features, free_memory_bytes, memory_bytes, num_cpus
+from blockdraft.core.machine import (
+    cpu_features,
+    cpu_name,
+    free_memory_bytes,
+    memory_bytes,
+    num_cpus,
+)
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.measure.identity import INSTRUCTION_VARIABLES
-from blockdraft.measure.provenance import cpu_name, git_commit, versions
+from blockdraft.measure.provenance import git_commit, versions
 
 PACKAGES = (
     *("blockdraft", "torch", "transformers", "tokenizers", "numpy", "safetensors", "llguidance"),

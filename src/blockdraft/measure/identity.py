@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.fingerprint import hash_files
-from blockdraft.core.machine import cpu_features
-from blockdraft.measure.provenance import cpu_name, versions
+from blockdraft.core.machine import cpu_features, cpu_name
+from blockdraft.measure.provenance import versions
 
 PACKAGE = Path(__file__).parents[1]
 KERNELS = PACKAGE / "kernels"

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from blockdraft.core.machine import num_cpus
+from blockdraft.core.machine import cpu_name, num_cpus
 
 _PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy")
 
@@ -58,14 +58,3 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = None
     return found
-
-
-def cpu_name() -> str:
-    """The model of this CPU, as much as the system says."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -15,7 +15,6 @@ from blockdraft.bench.decode import (
     fixed,
     in_turn,
 )
-from blockdraft.bench.grouping import grouped
 from blockdraft.bench.measures import (
     Rate,
     Spread,
@@ -26,6 +25,7 @@ from blockdraft.bench.measures import (
 )
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.grouping import grouped
 from blockdraft.llm import LLM
 from blockdraft.text.outline import Outline
 from blockdraft.text.tokenizer import Tokenizer

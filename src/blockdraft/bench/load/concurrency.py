@@ -17,7 +17,6 @@ from blockdraft.bench.decode import (
     fixed,
     run_in_turns,
 )
-from blockdraft.bench.grouping import grouped
 from blockdraft.bench.ledger.accounts import Account, merge_totals
 from blockdraft.bench.measures import (
     MEASURES,
@@ -33,6 +32,7 @@ from blockdraft.bench.measures import (
 )
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.core.grouping import grouped
 from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
 from blockdraft.measure.measuring import measured

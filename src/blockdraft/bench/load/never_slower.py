@@ -13,9 +13,9 @@ from blockdraft.bench.decode import (
     encode_prompts,
     run_in_turns,
 )
-from blockdraft.bench.grouping import grouped
 from blockdraft.bench.measures import MEASURES, Spread, defined, spread_of, total_acceptance
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.core.grouping import grouped
 from blockdraft.llm import LLM
 
 NEVER_SLOWER_DEFINITIONS = {

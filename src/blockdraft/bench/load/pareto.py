@@ -21,7 +21,6 @@ from blockdraft.bench.decode import (
     encode_prompts,
     run_in_turns,
 )
-from blockdraft.bench.grouping import grouped
 from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
 from blockdraft.bench.load.pareto_journal import Journal, Turn
 from blockdraft.bench.measures import (
@@ -37,6 +36,7 @@ from blockdraft.bench.measures import (
 )
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.core.grouping import grouped
 from blockdraft.hub.catalog import display_name
 from blockdraft.llm import LLM
 from blockdraft.speculate.drafters.none import NoDrafter

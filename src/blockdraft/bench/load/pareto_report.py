@@ -9,7 +9,6 @@ from rich.table import Table
 
 from blockdraft.bench.config import ParetoConfig
 from blockdraft.bench.decode import PLAIN
-from blockdraft.bench.grouping import grouped
 from blockdraft.bench.load.curve import no_faster_from
 from blockdraft.bench.load.pareto import (
     PARETO_DEFINITIONS,
@@ -22,6 +21,7 @@ from blockdraft.bench.load.pareto import (
 from blockdraft.bench.load.pareto_journal import Turn
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
+from blockdraft.core.grouping import grouped
 
 PARETO_LEGEND = """\
 at once: most requests that run together. in total: output tokens per second of

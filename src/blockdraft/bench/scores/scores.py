@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from blockdraft.bench.grouping import grouped
 from blockdraft.bench.scores.programs import program_of
 from blockdraft.bench.scores.sandbox import SECONDS, check_sandbox, passes
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.grouping import grouped
 
 if TYPE_CHECKING:
     from blockdraft.bench.speed.bench import Measurement

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from blockdraft.bench.grouping import grouped
 from blockdraft.bench.measures import (
     MEASURES,
     Measures,
@@ -16,6 +15,7 @@ from blockdraft.bench.measures import (
     speedup_of,
 )
 from blockdraft.bench.speed.bench import Measurement
+from blockdraft.core.grouping import grouped
 
 DEFINITIONS = {
     "num_prompts": "turns of prompts; the turns of a conversation count one by one",

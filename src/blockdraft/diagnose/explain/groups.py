@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blockdraft.core.grouping import grouped
 from blockdraft.diagnose.explain.round import Cause, Rejection
 from blockdraft.diagnose.explain.run import Explanation
 from blockdraft.diagnose.explain.stream import Streams, longest_rejected_run, rate_of
@@ -91,9 +92,7 @@ def main_kind(explanation: Explanation) -> str:
 def group_prompts(prompts: Sequence[Explained]) -> list[Group]:
     """One group a category, the one that loses most first."""
     overall = sum_all(one.explanation.sums for one in prompts).acceptance_length
-    members: dict[str, list[Explained]] = {}
-    for one in prompts:
-        members.setdefault(one.category, []).append(one)
+    members = grouped(prompts, lambda one: one.category)
     groups = [_group(category, own, overall) for category, own in members.items()]
     return sorted(groups, key=lambda group: group.behind, reverse=True)
 

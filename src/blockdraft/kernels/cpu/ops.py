@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.kernels.cpu.library import Layer, Library, Plan, Pools
+from blockdraft.kernels.heads import stored_size
 from blockdraft.kernels.interface import Largest, Norm, Rotation, Scoring
 
-LANES, MAX_HEAD_DIM = 16, 512
-"""Head sizes are multiples of the first, up to the second."""
+MAX_HEAD_DIM = 512
+"""Numbers of a head in whole steps (`kernels/heads.py`), at most."""
 
 IS_BFLOAT16 = {torch.bfloat16: 1, torch.float32: 0}
 """The types that there are kernels for, and how these are told which."""
@@ -28,7 +29,7 @@ _UNDECIDED = -2
 
 def attends_over(head_dim: int) -> bool:
     """True if attention by kernels, and so a whole layer, knows heads of this size."""
-    return head_dim % LANES == 0 and 0 < head_dim <= MAX_HEAD_DIM
+    return head_dim == stored_size(head_dim) and 0 < head_dim <= MAX_HEAD_DIM
 
 
 def rms_norm(kernels: Library, x: Tensor, norm: Norm) -> Tensor:

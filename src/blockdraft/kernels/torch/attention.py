@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from blockdraft.core.grouping import grouped
 from blockdraft.kernels.interface import TILE, KVPages, Rotation, Scoring, Span, WholeLayer
 from blockdraft.kernels.tables import even_tables
 from blockdraft.kernels.torch.rules import row_rule
@@ -209,11 +210,14 @@ class Group:
 
 def _alike(spans: Sequence[Span]) -> Iterable[list[Span]]:
     """Spans of about as many rows and about as many pages."""
-    by_size: dict[tuple[int, int], list[Span]] = {}
-    for span in spans:
-        # Powers of two: no row is filled up to more than twice its size, no table either.
-        size = ((span.num_rows - 1).bit_length(), (len(span.seen_page_ids) - 1).bit_length())
-        by_size.setdefault(size, []).append(span)
+    # Powers of two: no row is filled up to more than twice its size, no table either.
+    by_size = grouped(
+        spans,
+        lambda span: (
+            (span.num_rows - 1).bit_length(),
+            (len(span.seen_page_ids) - 1).bit_length(),
+        ),
+    )
     return by_size.values()
 
 
