@@ -242,6 +242,7 @@ class ResponseAnswer(BaseModel):
     model: str
     output: list[dict[str, Any]]
     usage: dict[str, Any]
+    receipt: dict[str, Any] = {}
 
 
 class MessageAnswer(BaseModel):
@@ -255,6 +256,7 @@ class MessageAnswer(BaseModel):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: dict[str, int]
+    receipt: dict[str, Any] = {}
 
 
 class CountedTokens(BaseModel):

@@ -16,6 +16,7 @@ from blockdraft.server.protocol import (
     Ids,
     LogitBias,
     Number,
+    Prediction,
     RequestFields,
     Speculative,
     StructuredFields,
@@ -38,6 +39,8 @@ class Extensions(StructuredFields):
     num_draft_tokens: int | None = None
     draft_depth: int | None = None
     speculative: Speculative = None
+    prediction: Prediction | None = None
+    receipt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def sampling_fields(self) -> dict[str, Any]:

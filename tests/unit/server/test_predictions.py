@@ -4,7 +4,7 @@ import pytest
 
 from blockdraft import SamplingParams
 from blockdraft.core.errors import RequestError
-from tests.serving import error_of, running_server
+from tests.serving import chat_body, error_of, running_server
 from tests.small_llm import load_llm
 from tests.sources import num_accepted_by
 
@@ -30,6 +30,13 @@ def details(answer):
 
 def content(answer):
     return [choice["message"]["content"] for choice in answer["choices"]]
+
+
+def num_predicted(server):
+    """Accepted tokens of all predictions so far."""
+    lines = server.client.get("/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith("blockdraft:accepted_tokens_total{")]
+    return sum(float(line.split()[-1]) for line in found if "prediction" in line)
 
 
 def num_tokens(llm, text):
@@ -78,6 +85,28 @@ def test_text_completions_take_one_too(server):
     found = server.post(TEXT, **body, prediction={"type": "content", "content": text}).json()
     assert [c["text"] for c in found["choices"]] == [c["text"] for c in plain["choices"]]
     assert details(found)[0] > 0
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_the_other_chats_take_one_too(server, path):
+    if path == "/v1/responses":
+        body = {"input": "the abc", "max_output_tokens": 24}
+    else:
+        body = {"messages": chat_body()["messages"], "max_tokens": 24}
+    body = {**body, "temperature": 0, "ignore_eos": True}
+    (text,) = content(server.chat().json())
+    for prediction in (text, "zzzz qqqq"):
+        before = num_predicted(server)
+        asked = {**body, "prediction": {"type": "content", "content": prediction}}
+        response = server.post(path, **asked)
+        assert "warning" not in response.headers
+        answer = response.json()
+        said = answer["output"][0] if path == "/v1/responses" else answer
+        assert said["content"][0]["text"] == text
+        assert (num_predicted(server) > before) == (prediction == text)
+    refused = server.post(path, **body, prediction={"type": "image", "content": "a"})
+    assert refused.status_code == 400
+    assert "type 'image'; give content" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

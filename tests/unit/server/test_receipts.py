@@ -13,6 +13,8 @@ from tests.small_llm import load_llm
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 SAMPLED = {"temperature": 1.0, "n": 2, "top_k": 50, "presence_penalty": 0.5, "stop": ["zz"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -56,6 +58,27 @@ def test_a_stream_has_it_in_the_last_chunk_of_a_choice(server, auditor, path, bo
     assert_all_genuine(auditor, choices, 2)
     for choice in choices:
         assert ("receipt" in choice) == (choice["finish_reason"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": "the abc", "max_output_tokens": 24}),
+        (MESSAGES, {"messages": chat_body()["messages"], "max_tokens": 24}),
+    ],
+)
+def test_the_other_chats_have_it_beside_the_answer(server, auditor, path, body, tmp_path):
+    body = {**body, "temperature": 1.0, "seed": 3, "ignore_eos": True}
+    assert "receipt" not in server.post(path, **body).json()
+    answer = server.post(path, **body, receipt=True).json()
+    assert_all_genuine(auditor, [answer], 1)
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps(answer), encoding="utf-8")
+    assert read_answers(file) == [answer["receipt"]]
+    lines = server.post(path, **body, receipt=True, stream=True).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    holders = [event.get("response", event) for event in events]
+    assert [one["receipt"] for one in holders if "receipt" in one] == [answer["receipt"]]
 
 
 def test_tool_calls_and_formats_are_genuine(server, auditor):

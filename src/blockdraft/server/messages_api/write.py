@@ -34,6 +34,8 @@ class MessageWriter:
     _stop_reason: str | None = None
     _stop_sequence: str | None = None
     _usage: Json = field(default_factory=dict)
+    _receipt: Json = field(default_factory=dict)
+    """As a field of the message; empty unless one was asked for."""
 
     def begin(self) -> list[Json]:
         """The events before any text."""
@@ -57,8 +59,11 @@ class MessageWriter:
                 self._stop_reason, self._stop_sequence = "stop_sequence", stop_string
         num_cached = usage["prompt_tokens_details"]["cached_tokens"]
         self._usage = _usage(usage["prompt_tokens"], num_cached, usage["completion_tokens"])
+        if last is not None and last.receipt is not None:
+            self._receipt = {"receipt": last.receipt.to_json()}
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        events.append({"type": "message_delta", "delta": delta, "usage": self._usage})
+        end = {"type": "message_delta", "delta": delta, "usage": self._usage}
+        events.append({**end, **self._receipt})
         return [*events, {"type": "message_stop"}]
 
     def fail(self, error: ApiError) -> Json:
@@ -76,6 +81,7 @@ class MessageWriter:
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop_sequence,
             "usage": self._usage,
+            **self._receipt,
         }
 
     def _take_part(self, part: AnswerPart) -> list[Json]:

@@ -87,6 +87,8 @@ class ResponseWriter:
     _num_thought: int = 0
     _status: str = "in_progress"
     _usage: Json | None = None
+    _receipt: Json = field(default_factory=dict)
+    """As a field of the response; empty unless one was asked for."""
     _error: Json | None = None
 
     def begin(self) -> list[Json]:
@@ -113,6 +115,8 @@ class ResponseWriter:
         events += self._close("incomplete" if is_cut else "completed")
         self._status = "incomplete" if is_cut else "completed"
         self._usage = self._usage_of(usage)
+        if last is not None and last.receipt is not None:
+            self._receipt = {"receipt": last.receipt.to_json()}
         return [*events, self._event(f"response.{self._status}", response=self.render())]
 
     def fail(self, error: ApiError) -> Json:
@@ -152,6 +156,7 @@ class ResponseWriter:
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": _told_again(asked.truncation or "disabled", "disabled"),
             "usage": self._usage,
+            **self._receipt,
         }
 
     def _take_part(self, part: AnswerPart) -> list[Json]:
