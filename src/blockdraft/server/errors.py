@@ -33,6 +33,8 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
 }
 _SHOWN = 60
+_MOST_CHARACTERS = 1000
+"""Of a message: what a client has sent, megabytes maybe, stands in it."""
 RETRY_AFTER_DRAIN = 10
 _TOO_LONG = "this model's maximum context length is exceeded"
 """Begins as OpenAI's own message: clients (litellm) know the error by these words, not its code."""
@@ -51,6 +53,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message = _shortened(message)
+        param = None if param is None else _shortened(param)
         super().__init__(message)
         self.status = status
         self.body = {
@@ -167,6 +171,12 @@ def _param(loc: Sequence[Any], body: Any, kind: str) -> str:
         elif kind == "missing" and index == len(loc) and isinstance(here, dict):
             path = f"{path}.{part}" if path else str(part)
     return path
+
+
+def _shortened(text: str) -> str:
+    """Without its middle if it is long: values stand at the beginning, remedies at the end."""
+    half = _MOST_CHARACTERS // 2
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 
 
 def shown(value: object) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
-from blockdraft.server.extensions import renaming
 from blockdraft.server.protocol import ChatRequest, CompletionRequest, Sampling
 
 DEFAULT_TEMPERATURE = 1.0
@@ -57,13 +56,20 @@ def chat_params(
         logprobs = request.top_logprobs or 0
     elif request.top_logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    with renaming({"logprobs": "top_logprobs"}):
-        return _params(
-            request,
-            max_tokens=limits.pop() if limits else _room(num_prompt, max_context),
-            logprobs=logprobs,
-            grammar=grammar,
-        )
+    return _params(
+        request,
+        max_tokens=limits.pop() if limits else _room(num_prompt, max_context),
+        logprobs=logprobs,
+        grammar=grammar,
+    )
+
+
+def chat_names(request: ChatRequest) -> dict[str, str]:
+    """Of the engine's parameters those that the client has given by another name."""
+    names = {"logprobs": "top_logprobs"}
+    if request.max_tokens is None and request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
 
 
 def completion_params(

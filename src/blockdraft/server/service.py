@@ -23,9 +23,11 @@ from blockdraft.server.conversation import (
     template_options,
 )
 from blockdraft.server.errors import blaming, unknown_model
+from blockdraft.server.extensions import renaming
 from blockdraft.server.harmony import HarmonyParser
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.params import (
+    chat_names,
     chat_params,
     completion_params,
     is_echo_alone,
@@ -128,26 +130,27 @@ class Service:
             shape, compiled = await self._shape(request, caller, chat.toolbox, thinks=chat.thinks)
             await self._prepare_receipts(request)
         # Nothing is awaited from here on, so the room that was held is still there.
-        params = chat_params(
-            request,
-            num_prompt=len(chat.prompt_ids),
-            max_context=self.engine.max_tokens,
-            grammar=None if shape is None else shape.grammar,
-        )
         form = ChatForm(
             self.tokens,
             with_logprobs=bool(request.logprobs),
             with_ids=bool(request.return_token_ids),
         )
-        jobs = _jobs(
-            [chat.prompt_ids],
-            [params],
-            compiled,
-            shown_ids=self._marks,
-            prediction_ids=chat.prediction_ids,
-        )
         parser = partial(self._answer_parser, chat.toolbox, chat.thinks)
-        return self._start(request, caller, form, jobs, shape, parser=parser)
+        with renaming(chat_names(request)):
+            params = chat_params(
+                request,
+                num_prompt=len(chat.prompt_ids),
+                max_context=self.engine.max_tokens,
+                grammar=None if shape is None else shape.grammar,
+            )
+            jobs = _jobs(
+                [chat.prompt_ids],
+                [params],
+                compiled,
+                shown_ids=self._marks,
+                prediction_ids=chat.prediction_ids,
+            )
+            return self._start(request, caller, form, jobs, shape, parser=parser)
 
     def _read_chat(self, request: ChatRequest) -> _Chat:
         """To be called in a thread."""
@@ -290,14 +293,16 @@ class Service:
         Raises:
             RequestError: it can never have so much.
         """
-        num = max(1, 1 if n is None else n) * max(1, num_prompts)
+        num_each = max(1, 1 if n is None else n)
         most = self.config.max_waiting + self.engine.max_running
-        if num > most:
+        if num_each * num_prompts > most:
+            # Their product may have more digits than Python writes.
             raise RequestError(
-                f"the request asks for {num} samples, and at most {most} fit; ask for fewer",
-                param="n" if n is not None and n > 1 else "prompt",
+                f"the request asks for {num_each} samples of {num_prompts} prompts, and at most "
+                f"{most} samples fit; ask for fewer",
+                param="n" if num_each > 1 else "prompt",
             )
-        return num
+        return num_each * num_prompts
 
     def _start(
         self,

@@ -514,18 +514,48 @@ def test_bad_tokens_are_refused(server, path, body, param):
     assert error_of(server.post(path, **body), 400)["param"] == param
 
 
+NO_TOKENS = {"max_tokens": None, "max_completion_tokens": 0}
+TOO_LONG = "this model's maximum context length is exceeded"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs is -1"),
         ({"prediction": {"content": "a\ud800"}}, "prediction", "the text is not valid Unicode"),
+        (NO_TOKENS, "max_completion_tokens", "max_completion_tokens is 0"),
+        ({**NO_TOKENS, "max_completion_tokens": 9**9}, "messages", f"{TOO_LONG}: prompt of"),
     ],
 )
 def test_what_is_blamed_is_what_was_given(server, fields, param, message):
     error = error_of(server.chat(**fields), 400)
     assert error["param"] == param
     assert error["message"].startswith(message)
+
+
+HUGE = int("9" * 4300)
+"""The longest number that is read, whose double would not be written."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "remedy"),
+    [
+        (TEXT, {"prompt": ["a", "b"], "n": HUGE}, "ask for fewer"),
+        (CHAT, {**chat_body(), "n": HUGE}, "ask for fewer"),
+        (CHAT, {**chat_body(), "max_tokens": HUGE}, "shorten one of them"),
+        (CHAT, {**chat_body(), "min_tokens": HUGE}, "give a number from 0 to"),
+        ("/detokenize", {"tokens": [HUGE]}, f"give ids from 0 to {TEXT_VOCAB_SIZE - 1}"),
+        (CHAT, {**chat_body(), "response_format": {"type": "text", "y" * 9**6: 1}}, "leave it out"),
+        (CHAT, {**chat_body(), "structured_outputs": {"regex": "(" * 9**5}}, ""),
+        (CHAT, {**chat_body(), "structured_outputs": {"grammar": "a" * 9**5}}, ""),
+    ],
+)
+def test_an_error_tells_of_a_long_value_in_short(server, path, body, remedy):
+    response = server.post(path, **body)
+    message = error_of(response, 400)["message"]
+    assert remedy in message
+    assert len(response.text) < 4000
 
 
 def test_both_numbers_of_a_context_that_is_too_long_are_told(server):
