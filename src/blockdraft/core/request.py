@@ -13,6 +13,7 @@ FinishReason = Literal["stop", "length", "error"]
 MAX_SEED = 2**64 - 1
 MAX_SAMPLES = 2**16
 MAX_LOGPROBS = 20
+MAX_TOOLS = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

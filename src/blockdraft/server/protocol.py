@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from blockdraft.core.request import MAX_TOOLS
+
 MAX_STOP_STRINGS = 64
 MAX_LISTED_IDS = 1024
 MAX_PROMPTS = 1024
-MAX_TOOLS = 128
-"""As text/tools.py has it, which loads the library of grammars."""
 MAX_TURNS = 8192
 """Turns of a conversation, or the items that become them."""
 

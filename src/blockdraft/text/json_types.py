@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _MAX_DEPTH = 16
-"""Schemas in schemas that are looked at; references may go around in circles."""
+"""Schemas in schemas that are looked at."""
 _BY_CLASS = {
     bool: {"boolean"},
     int: {"integer", "number"},
@@ -23,15 +23,30 @@ def value_types(value: object) -> frozenset[str]:
     return frozenset(_BY_CLASS[type(value)])
 
 
-def schema_types(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
+def schema_types(schema: object, root: Schema) -> frozenset[str]:
     """The types that a schema allows; none if it does not tell, or allows any.
 
     root: the schema that it is part of, to which its references refer.
     """
+    return _types(schema, root, {}, 0)
+
+
+def _types(
+    schema: object, root: Schema, followed: dict[str, frozenset[str]], depth: int
+) -> frozenset[str]:
+    """See schema_types. Each reference is followed once.
+
+    Alternatives that refer to each other make more paths than can be walked, while all wait.
+    """
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return frozenset()
     if "$ref" in schema:
-        return schema_types(resolve(schema["$ref"], root), root, depth + 1)
+        reference = str(schema["$ref"])
+        if reference not in followed:
+            followed[reference] = frozenset()  # what it says where it comes back to itself
+            found_there = resolve(schema["$ref"], root)
+            followed[reference] = _types(found_there, root, followed, depth + 1)
+        return followed[reference]
     named = schema.get("type")
     if isinstance(named, str):
         return frozenset({named})
@@ -43,9 +58,9 @@ def schema_types(schema: object, root: Schema, depth: int = 0) -> frozenset[str]
         return frozenset().union(*map(value_types, schema["enum"]))
     for key in ("anyOf", "oneOf"):
         if options := subschemas(schema, key):
-            found = [schema_types(one, root, depth + 1) for one in options]
+            found = [_types(one, root, followed, depth + 1) for one in options]
             return frozenset().union(*found) if all(found) else frozenset()
-    found = [schema_types(one, root, depth + 1) for one in subschemas(schema, "allOf")]
+    found = [_types(one, root, followed, depth + 1) for one in subschemas(schema, "allOf")]
     return next(filter(None, found), frozenset())
 
 

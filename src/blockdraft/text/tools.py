@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol, get_args
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar, check_integers
+from blockdraft.core.request import MAX_TOOLS
 from blockdraft.text.grammar import JSON_WHITESPACE
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Mode = Literal["auto", "none", "required"]

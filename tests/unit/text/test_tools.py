@@ -7,12 +7,12 @@ import jsonschema
 import pytest
 
 from blockdraft import RequestError, SamplingParams
+from blockdraft.core.request import MAX_TOOLS
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
 from blockdraft.text.tools import (
     BARE,
-    MAX_TOOLS,
     TAGGED,
     ToolChoice,
     calls_grammar,

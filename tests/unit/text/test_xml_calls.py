@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 
 from blockdraft import RequestError, SamplingParams
-from blockdraft.text.json_types import schema_types
+from blockdraft.text import json_types
+from blockdraft.text.json_types import resolve, schema_types
 from blockdraft.text.tool_calls import Arguments, CallStart
 from blockdraft.text.tools import ToolChoice, calls_grammar, parse_tools
 from blockdraft.text.xml_calls import XmlCallParser
@@ -267,6 +268,18 @@ def test_a_malformed_schema_breaks_nothing(odd):
     found = joined([*parser.push(written("look", ("a", "x"))), *parser.close()])
     assert found == [ToolCall("look", '{"a": "x"}')]
     calls_grammar(tools, ToolChoice("required"), XML)  # compiling tells of what it cannot follow
+
+
+def test_alternatives_that_refer_to_each_other_are_looked_at_once(monkeypatch):
+    followed = []
+    monkeypatch.setattr(json_types, "resolve", lambda *given: followed.append(1) or resolve(*given))
+    names = ["a0", "a1", "a2"]
+    every = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
+    in_circles = {"$defs": dict.fromkeys(names, every)}
+    assert schema_types(every, in_circles) == set()
+    assert len(followed) == len(names)
+    ends = {"$defs": {**{key: {"type": "string"} for key in names[1:]}, "a0": {"type": "null"}}}
+    assert schema_types({"anyOf": [every, every]}, ends) == {"string", "null"}
 
 
 def test_the_types_of_a_schema():
