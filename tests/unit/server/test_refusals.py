@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 
 import pytest
 from pydantic import ValidationError
@@ -11,7 +12,7 @@ from blockdraft.server.json_route import MAX_OBJECTS
 from blockdraft.server.messages_api.schema import MessagesRequest
 from blockdraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from blockdraft.server.responses_api.schema import ResponsesRequest
-from tests.serving import chat_body, error_of, running_server
+from tests.serving import PATIENCE, chat_body, error_of, running_server
 from tests.small_llm import load_llm
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE
 
@@ -361,7 +362,7 @@ BODIES = [
     b'{"prompt": "abc", "temperature": NaN}',
     b'{"prompt": "abc", "temperature": Infinity}',
     b'{"prompt": "abc", "logit_bias": {"5": NaN}}',
-    b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"prompt": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
     b'{"prompt": "\\ud800"}',
 ]
 
@@ -382,7 +383,7 @@ def test_a_body_that_is_no_request_is_refused(server, body):
             b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
             "more than 4300 digits; give it fewer",
         ),
-        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"prompt": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", "nested too deeply"),
         (b'{"prompt": "abc", "\\ud800": 1}', "not valid Unicode"),
     ],
 )
@@ -394,17 +395,27 @@ def test_it_is_said_why_a_body_cannot_be_read(server, body, reason):
 
 
 def test_a_body_of_many_small_parts_is_refused_before_it_is_checked(server):
-    parts = [{"type": "text", "text": "a"}] * (MAX_OBJECTS - 2)
+    parts = [{"type": "text", "text": "a"}] * (MAX_OBJECTS - 4)
     sent = {"messages": [{"role": "user", "content": parts}]}
     response = server.client.post(CHAT, json=sent)
     assert "context" in error_of(response, 400)["message"]  # and not its number of objects
     parts.append(parts[0])
     error = error_of(server.client.post(CHAT, json=sent), 413)
     assert error["code"] == "body_too_large"
-    assert "more than 32768 JSON objects; send fewer turns" in error["message"]
-    # Braces of a text are no objects.
-    text = {"messages": [{"role": "user", "content": "{" * (MAX_OBJECTS + 1)}]}
+    assert "more than 32768 JSON objects and lists; send fewer turns" in error["message"]
+    lists = {**message(), "metadata": [[]] * MAX_OBJECTS}
+    error_of(server.client.post(CHAT, json=lists), 413)
+    # Braces of a text are no objects, also behind quotes in it.
+    text = {"messages": [{"role": "user", "content": '\\"{[' * (MAX_OBJECTS + 1)}]}
     assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
+
+
+def test_a_text_without_an_end_is_read_once(server):
+    body = b'{"a": [' + b"[" * MAX_OBJECTS + b']}, "' + rb"\"" * 500_000 + b"\\"
+    started = time.perf_counter()
+    response = server.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    error_of(response, 413)
+    assert time.perf_counter() - started < PATIENCE
 
 
 MANY = 10_000
