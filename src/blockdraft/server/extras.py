@@ -6,6 +6,8 @@ happens anyway. Everything else is ignored, or refused if the server is strict. 
 
 import logging
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import Request
 
@@ -113,33 +115,34 @@ def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> N
         RequestError: a field asks for what is not supported.
         ApiError: a field is unknown, and `strict`.
     """
-    names = _ignored(body, strict=strict)
-    if not names:
+    given = body.model_extra or {}
+    _refuse_unsupported(given)
+    unknown = [name for name in given if name not in _UNSUPPORTED]
+    if not unknown:
         return
-    told = names[:MAX_NAMED]
-    if len(names) > len(told):
-        told.append(f"{len(names) - MAX_NAMED} more")
+    told = [_plain(name) for name in unknown[:MAX_NAMED]]
+    if strict:
+        raise ApiError(
+            400,
+            f"unknown parameter {told[0]}; leave it out, or serve without --strict",
+            param=told[0],
+            code="unknown_parameter",
+        )
+    if len(unknown) > len(told):
+        told.append(f"{len(unknown) - len(told)} more")
     for name in told:
         logger.info("%s ignored the unknown parameter %s", request.state.request_id, name)
     listed = ", ".join(told)
     request.state.warning = f'299 blockdraft "ignored unknown parameters: {listed}"'
 
 
-def _ignored(body: RequestFields, *, strict: bool) -> list[str]:
-    """The names of the fields that are ignored, fit for a header and a line of the log."""
-    unknown = []
-    for name, value in (body.model_extra or {}).items():
-        if name not in _UNSUPPORTED:
-            unknown.append(re.sub(r"[^A-Za-z0-9_.-]", "?", name[:_MAX_NAME]))
-            continue
+def _refuse_unsupported(given: Mapping[str, Any]) -> None:
+    for name in [name for name in given if name in _UNSUPPORTED]:
         neutral, reason = _UNSUPPORTED[name]
-        if value not in neutral:
-            raise RequestError(f"{name} is {shown(value)}: {reason}", param=name)
-    if unknown and strict:
-        raise ApiError(
-            400,
-            f"unknown parameter {unknown[0]}; leave it out, or serve without --strict",
-            param=unknown[0],
-            code="unknown_parameter",
-        )
-    return unknown
+        if given[name] not in neutral:
+            raise RequestError(f"{name} is {shown(given[name])}: {reason}", param=name)
+
+
+def _plain(name: str) -> str:
+    """A name fit for a header and a line of the log."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "?", name[:_MAX_NAME])

@@ -89,6 +89,11 @@ class ResponseWriter:
     _usage: Json | None = None
     _receipt: Json = field(default_factory=dict)
     """As a field of the response; empty unless one was asked for."""
+    _told: Json = field(init=False)
+    """What the response tells of its request. Three events have it, and it may be megabytes."""
+
+    def __post_init__(self) -> None:
+        self._told = _told_of(self.request)
     _error: Json | None = None
 
     def begin(self) -> list[Json]:
@@ -128,7 +133,6 @@ class ResponseWriter:
 
     def render(self) -> Json:
         """The response as it stands."""
-        asked = self.request
         is_cut = self._status == "incomplete"
         return {
             "id": self.id,
@@ -138,24 +142,12 @@ class ResponseWriter:
             "background": False,
             "error": self._error,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": _told_again(asked.metadata or {}, {}),
             "model": self.model,
             "output": list(self._done),
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {
-                "effort": _told_again(asked.reasoning.effort if asked.reasoning else None, None)
-            },
             "store": False,
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": {"format": _told_again(_format(asked), {"type": "text"})},
-            "tool_choice": _tool_choice(asked),
-            "tools": _told_again([t.model_dump(exclude_none=True) for t in asked.tools or ()], []),
-            "top_p": 1.0 if asked.top_p is None else asked.top_p,
-            "truncation": _told_again(asked.truncation or "disabled", "disabled"),
             "usage": self._usage,
+            **self._told,
             **self._receipt,
         }
 
@@ -237,6 +229,23 @@ class ResponseWriter:
             },
             "total_tokens": usage["total_tokens"],
         }
+
+
+def _told_of(asked: ResponsesRequest) -> Json:
+    effort = asked.reasoning.effort if asked.reasoning else None
+    return {
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": _told_again(asked.metadata or {}, {}),
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "reasoning": {"effort": _told_again(effort, None)},
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "text": {"format": _told_again(_format(asked), {"type": "text"})},
+        "tool_choice": _tool_choice(asked),
+        "tools": _told_again([t.model_dump(exclude_none=True) for t in asked.tools or ()], []),
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "truncation": _told_again(asked.truncation or "disabled", "disabled"),
+    }
 
 
 def _told_again(value: object, otherwise: object) -> object:
