@@ -56,7 +56,7 @@ from blockdraft.server.protocol import (
     Sampling,
     TokenizeRequest,
 )
-from blockdraft.server.responses import ClientGone, EventStream, unless_gone
+from blockdraft.server.responses import EventStream, unless_gone
 from blockdraft.server.responses_api.reply import start_response
 from blockdraft.server.responses_api.schema import ResponsesRequest
 from blockdraft.server.root_path import UnderPrefix
@@ -176,8 +176,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         tell_of_ignored(request, body, strict=service.config.strict)
         service.check_model(body.model)
         with blaming("prompt" if body.messages is None else "messages"):
-            encode = _encoder(service, body)
-            convert = partial(_tokenized, service, encode, bool(body.return_token_strs))
+            convert = partial(_tokenized, service, body)
             return await service.preparing.text(convert, request.state.client)
 
     @app.post("/detokenize", responses=answer(Detokenized))
@@ -189,26 +188,28 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         return await service.preparing.text(convert, request.state.client)
 
 
-def _encoder(service: Service, body: TokenizeRequest) -> Callable[[], list[int]]:
+def _encode(service: Service, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give prompt or messages, one of them", param="prompt")
     if body.prompt is None:
-        return service.chat_encoder(body, read_toolbox(body, service.tokenizer))
+        return service.encode_chat(body, read_toolbox(body, service.tokenizer))
     if body.tools is not None:
         raise RequestError("tools belong to messages; leave out prompt", param="tools")
     _check_size("prompt", len(body.prompt), MAX_CHARACTERS, "characters")
-    return partial(service.tokenizer.encode, body.prompt)
+    return service.tokenizer.encode(body.prompt)
 
 
-def _tokenized(service: Service, encode: Callable[[], list[int]], with_texts: bool) -> Response:
+def _tokenized(service: Service, body: TokenizeRequest) -> Response:
     """To be called in a thread: even the JSON of many tokens takes a while."""
-    token_ids = encode()
+    token_ids = _encode(service, body)
     return JSONResponse(
         {
             "count": len(token_ids),
             "max_model_len": service.engine.max_tokens,
             "tokens": token_ids,
-            "token_strs": [service.tokens.text_of(i) for i in token_ids] if with_texts else None,
+            "token_strs": [service.tokens.text_of(i) for i in token_ids]
+            if body.return_token_strs
+            else None,
         }
     )
 
@@ -276,13 +277,14 @@ async def _answer(
     start: Callable[[], Coroutine[Any, Any, Reply]],
     prompt_param: str,
 ) -> Response:
-    """Stream an answer, or collect it; either way it ends when the client leaves."""
+    """Stream an answer, or collect it; either way it ends when the client leaves.
+
+    Raises:
+        ClientGone: it left before its answer began; the guard knows what that means.
+    """
     tell_of_ignored(request, body, strict=service.config.strict)
-    try:
-        with blaming(prompt_param):
-            reply = await unless_gone(request.receive, start())
-    except ClientGone:
-        return Response(status_code=499)
+    with blaming(prompt_param):
+        reply = await unless_gone(request.receive, start())
     if body.stream:
         return EventStream(
             reply.events(),
@@ -293,8 +295,6 @@ async def _answer(
         )
     try:
         return JSONResponse(await unless_gone(request.receive, reply.whole()))
-    except ClientGone:
-        return Response(status_code=499)  # nobody reads it
     finally:
         reply.close()
 

@@ -6,46 +6,20 @@ Both become a ChatRequest, so that exactness, queues, metrics, calls and cancell
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.protocol import (
-    MAX_LISTED_IDS,
-    Ids,
-    LogitBias,
-    Number,
-    Prediction,
-    RequestFields,
-    Speculative,
-    StructuredFields,
-)
+from blockdraft.server.protocol import AnswerFields, RequestFields
 
 
-class Extensions(StructuredFields):
-    """Parameters of /v1/chat/completions that these interfaces lack, and take all the same."""
+class ChatFields(AnswerFields):
+    """Fields of a chat that these interfaces take under the same names, theirs or not."""
 
-    seed: int | None = None
-    min_p: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    logit_bias: LogitBias | None = None
-    min_tokens: int | None = None
-    thinking_token_budget: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[Ids, Field(max_length=MAX_LISTED_IDS)] | None = None
-    num_draft_tokens: int | None = None
-    draft_depth: int | None = None
-    speculative: Speculative = None
-    prediction: Prediction | None = None
-    receipt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def sampling_fields(self) -> dict[str, Any]:
-        """Those that were given, but for the variables of the template, as a chat has them."""
-        names = Extensions.model_fields.keys() - {"chat_template_kwargs"}
+    def answer_fields(self) -> dict[str, Any]:
+        """Those of AnswerFields that were given, for the chat."""
+        names = AnswerFields.model_fields
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 

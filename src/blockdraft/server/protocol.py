@@ -155,17 +155,13 @@ class Prediction(Fields):
     content: str | Listed[str | ContentPart]
 
 
-class Sampling(ShapeFields):
-    """The fields that chat and text completions share."""
+class AnswerFields(StructuredFields):
+    """The fields that all routes share which answer, under the same names."""
 
     model: str | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    n: int | None = None
-    stop: str | Annotated[Listed[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
@@ -179,9 +175,6 @@ class Sampling(ShapeFields):
     thinking_token_budget: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[Ids, Field(max_length=MAX_LISTED_IDS)] | None = None
-    return_token_ids: bool | None = None
-    include_stop_str_in_output: Literal[False] | None = None
-    skip_special_tokens: Literal[True] | None = None
 
     # Our own.
     receipt: bool | None = None
@@ -191,6 +184,22 @@ class Sampling(ShapeFields):
 
     # Without effect on the text.
     prediction: Prediction | None = None
+
+
+class Sampling(AnswerFields, ShapeFields):
+    """The fields that chat and text completions share."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    stop: str | Annotated[Listed[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+
+    # Of other engines.
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
+
+    # Without effect on the text.
     user: Any = None
     metadata: Any = None
     store: Any = None

@@ -155,7 +155,7 @@ class Service:
     def _read_chat(self, request: ChatRequest) -> _Chat:
         """To be called in a thread."""
         toolbox = read_toolbox(request, self.tokenizer)
-        prompt_ids = self.chat_encoder(request, toolbox, most=self.engine.max_tokens)()
+        prompt_ids = self.encode_chat(request, toolbox, most=self.engine.max_tokens)
         return _Chat(prompt_ids, toolbox, self._thinks(prompt_ids), self._read_prediction(request))
 
     def _read_prediction(self, request: Sampling) -> tuple[int, ...]:
@@ -207,16 +207,20 @@ class Service:
         jobs = _jobs(prompts, params, compiled, prediction_ids=prediction_ids)
         return self._start(request, caller, form, jobs, shape, echoes=echoes)
 
-    def chat_encoder(
+    def encode_chat(
         self,
         request: ChatRequest | TokenizeRequest,
         toolbox: Toolbox | None,
         *,
         most: int | None = None,
-    ) -> Callable[[], list[int]]:
-        """Makes the prompt of a conversation in which the model is told of the tools.
+    ) -> list[int]:
+        """The prompt of a conversation in which the model is told of the tools.
 
-        most: tokens, of which more are refused early where that is certain.
+        To be called in a thread. most: tokens, of which more are refused early where that is
+        certain.
+
+        Raises:
+            RequestError, ContextTooLong: see encode_tool_chat.
         """
         num = len(request.messages or ())
         if num > self.engine.max_tokens:
@@ -242,8 +246,8 @@ class Service:
             )
         tools = () if toolbox is None else toolbox.tools
         if tools or speaks_of_tools(messages):
-            return lambda: encode_tool_chat(self.tokenizer, messages, tools, options, most=most)
-        return lambda: self.tokenizer.encode_chat(messages, options, most=most)
+            return encode_tool_chat(self.tokenizer, messages, tools, options, most=most)
+        return self.tokenizer.encode_chat(messages, options, most=most)
 
     def _read_prompts(self, prompt: str | list[str] | Ids | list[Ids]) -> list[list[int]]:
         """To be called in a thread."""

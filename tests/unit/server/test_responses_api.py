@@ -301,7 +301,7 @@ REFUSED = [
     ({"conversation": "conv_1"}, "conversation", "stores nothing"),
     ({"prompt": {"id": "p"}}, "prompt", "stores nothing"),
     ({"background": True}, "background", "stores no responses"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]", "runs at OpenAI"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]", "takes functions only"),
     ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", "by its name"),
     ({"tool_choice": "required"}, "tool_choice", "no tools are given"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "stores nothing"),

@@ -61,8 +61,7 @@ def chat_request(request: CountRequest) -> ChatRequest:
     last = messages[-1] if messages else None
     is_begun = last is not None and last.role == "assistant" and not last.tool_calls
     return ChatRequest(
-        **(_sampling_fields(request) if isinstance(request, MessagesRequest) else {}),
-        model=request.model,
+        **(_answer_fields(request) if isinstance(request, MessagesRequest) else {}),
         messages=messages,
         # An answer that the client has begun goes on.
         add_generation_prompt=not is_begun,
@@ -76,13 +75,15 @@ def chat_request(request: CountRequest) -> ChatRequest:
     )
 
 
-def _sampling_fields(request: MessagesRequest) -> dict[str, Any]:
-    fields = request.sampling_fields()
+def _answer_fields(request: MessagesRequest) -> dict[str, Any]:
+    fields = request.answer_fields()
     if request.thinking is not None and request.thinking.type == "enabled":
         fields.setdefault("thinking_token_budget", request.thinking.budget_tokens)
-    for name in ("max_tokens", "stream", "temperature", "top_p", "top_k"):
-        fields[name] = getattr(request, name)
-    return {**fields, "stop": request.stop_sequences or None}
+    return {
+        **fields,
+        "max_tokens": request.max_tokens,
+        "stop": request.stop_sequences or None,
+    }
 
 
 def _template_kwargs(request: CountRequest) -> dict[str, Any] | None:

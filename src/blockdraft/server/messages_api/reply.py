@@ -40,7 +40,7 @@ async def count_tokens(service: Service, request: CountRequest, client: str) -> 
 
     def count() -> int:
         toolbox = read_toolbox(chat, service.tokenizer)
-        return len(service.chat_encoder(chat, toolbox)())
+        return len(service.encode_chat(chat, toolbox))
 
     with renaming(CHAT_NAMES):
         return await service.preparing.text(count, client)

@@ -4,14 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from blockdraft.server.extensions import Extensions
+from blockdraft.server.extensions import ChatFields
 from blockdraft.server.protocol import (
     FEW_TOOLS,
     FEW_TURNS,
     MAX_STOP_STRINGS,
     Fields,
     Listed,
-    Number,
     RequestFields,
 )
 
@@ -96,15 +95,11 @@ class CountRequest(RequestFields):
     stop_sequences: Any = None  # clients count what they are about to send as it is
 
 
-class MessagesRequest(CountRequest, Extensions):
+class MessagesRequest(CountRequest, ChatFields):
     """POST /v1/messages."""
 
     max_tokens: int
     stop_sequences: Annotated[Listed[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stream: bool | None = False
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: int | None = None
 
     # Without effect on the text.
     metadata: Any = None

@@ -36,12 +36,7 @@ CHAT_NAMES = {
 }
 """How the client calls what the chat calls otherwise."""
 
-_OWN_NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-}
+_OWN_NAMES = {**CHAT_NAMES, "max_completion_tokens": "max_output_tokens"}
 _TEXT_PARTS = TEXT_PARTS | {"reasoning_text"}
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -55,16 +50,15 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     refuse_names(request, _OWN_NAMES)
     _refuse_what_needs_a_store(request)
     _refuse_logprobs(request)
-    fields: dict[str, Any] = request.sampling_fields()
-    for name in ("model", "stream", "temperature", "top_p", "top_k", "stop", "parallel_tool_calls"):
-        fields[name] = getattr(request, name)
     return ChatRequest(
-        **fields,
+        **request.answer_fields(),
         messages=_messages(request),
         max_tokens=request.max_output_tokens,
+        stop=request.stop,
         response_format=_response_format(request),
         tools=_tools(request),
         tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
         chat_template_kwargs=request.chat_template_kwargs,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
     )
@@ -203,8 +197,8 @@ def _tools(request: ResponsesRequest) -> list[FunctionTool] | None:
     for index, tool in enumerate(request.tools or ()):
         if tool.type != "function":
             raise RequestError(
-                f"tools[{index}] has the type {tool.type!r:.60}, which runs at OpenAI; this server "
-                "takes functions only, which the client runs",
+                f"tools[{index}] has the type {tool.type!r:.60}; this server takes functions only, "
+                "which the client runs",
                 param=f"tools[{index}]",
             )
         given = tool.model_dump(include={"name", "description", "parameters", "strict"})

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from blockdraft.server.extensions import Extensions
+from blockdraft.server.extensions import ChatFields
 from blockdraft.server.protocol import (
     FEW_TOOLS,
     FEW_TURNS,
@@ -12,7 +12,6 @@ from blockdraft.server.protocol import (
     ContentPart,
     Fields,
     Listed,
-    Number,
 )
 
 
@@ -111,18 +110,13 @@ class NamedChoice(Fields):
     name: str | None = None
 
 
-class ResponsesRequest(Extensions):
+class ResponsesRequest(ChatFields):
     """POST /v1/responses."""
 
-    model: str | None = None
     input: Annotated[Listed[InputItem] | str, FEW_TURNS]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: int | None = None
     stop: str | Annotated[Listed[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stream: bool | None = False
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     tools: Annotated[Listed[FunctionTool] | None, FEW_TOOLS] = None

@@ -94,6 +94,7 @@ class ResponseWriter:
 
     def __post_init__(self) -> None:
         self._told = _told_of(self.request)
+
     _error: Json | None = None
 
     def begin(self) -> list[Json]:
