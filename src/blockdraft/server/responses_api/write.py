@@ -87,6 +87,7 @@ class ResponseWriter:
     _num_thought: int = 0
     _status: str = "in_progress"
     _usage: Json | None = None
+    _error: Json | None = None
     _receipt: Json = field(default_factory=dict)
     """As a field of the response; empty unless one was asked for."""
     _told: Json = field(init=False)
@@ -94,8 +95,6 @@ class ResponseWriter:
 
     def __post_init__(self) -> None:
         self._told = _told_of(self.request)
-
-    _error: Json | None = None
 
     def begin(self) -> list[Json]:
         """The events before any text."""
