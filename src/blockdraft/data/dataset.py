@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import full_disk_refused
 from blockdraft.core.jsonl import bad_row
 from blockdraft.core.words import counted
+from blockdraft.data.answer_file import are_ids
 from blockdraft.data.identity import file_sha256
 from blockdraft.data.shards import files_of, read_rows
 from blockdraft.data.store import Example, TextArrays, TextStore, Writer, draw_of
@@ -34,7 +35,7 @@ BUCKET_BATCHES = 16
 leave the order random."""
 SMALL_BYTES = 32 * 2**20
 """Of files of answers: fewer are read each time, and kept in memory."""
-FORMAT = 1
+FORMAT = 2
 """Of the arrays in the cache."""
 
 
@@ -150,20 +151,14 @@ def _ids_of(row: Mapping[str, Any], path: Path, number: int) -> tuple[list[int],
         remedy = "let the target answer it: blockdraft data --prompts"
         raise bad_row(path, number, "it is a prompt without an answer", remedy)
     good = "id" in row and isinstance(row.get("set"), str)
-    if not good or not _are_ids(prompt_ids) or not _are_ids(response_ids):
+    if not good or not are_ids(prompt_ids) or not are_ids(response_ids):
         reason = "it needs id, set, and token ids in prompt_ids and response_ids"
         raise bad_row(path, number, reason, "delete that line, or write the answers again")
     return prompt_ids, response_ids
 
 
-def _are_ids(value: Any) -> TypeGuard[list[int]]:
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
-        return False
-    return not value or (min(value) >= 0 and max(value) < 2**32)
-
-
 def split_held_out(examples: Sequence[Example], share: float) -> tuple[TextStore, TextStore]:
-    """(to train on, held out): by prompt, whose variants "id+..." are not parted.
+    """(to train on, held out): by prompt, whose variants "id+word" are not parted.
 
     The same prompt under several ids is on one side too, that of the first of them: so examples
     that are added behind others do not move these, and many names hold no more prompts out.

@@ -149,9 +149,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        runs, sha256 = manifest["runs"], manifest["target"]["sha256"]
-        good = isinstance(runs, list) and isinstance(sha256, str)
-        good = good and all("config" in run for run in runs)
+        texts = [manifest[name]["sha256"] for name in ("target", "template")]
+        texts += [shard["name"] for shard in manifest.get("shards") or ()]
+        good = all(isinstance(text, str) for text in texts)
+        good = good and all(isinstance(run["config"], dict) for run in manifest["runs"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}); give another folder") from error
     if not good:

@@ -6,6 +6,7 @@ arrays, and a sequence of `Example`s, each made when it is asked for.
 
 import hashlib
 import json
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockdraft.core.files import write_whole
+
+_VARIANT = re.compile(r"(.+?)(?:\+[a-z][a-z0-9]*)+", re.DOTALL)
 
 CHUNK = 4096
 """Texts that are looked at together when all are gone through."""
@@ -318,8 +321,13 @@ class _Together:
 
 
 def base_name(name: str) -> str:
-    """Without what says which variant of a prompt it is: "id+boxed", "id+turn2"."""
-    return name.split("+")[0]
+    """Without what says which variant of a prompt it is: "id+boxed", "id+turn2".
+
+    A variant is a word of small letters and digits at the end. Other ids may hold a "+" of their
+    own, such as those that are telephone numbers: cut there, all of them would be one prompt.
+    """
+    found = _VARIANT.fullmatch(name)
+    return found[1] if found else name
 
 
 def draw_of(name: str) -> int:
