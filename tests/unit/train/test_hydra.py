@@ -293,6 +293,25 @@ def test_weights_that_are_no_numbers_replace_nothing(config: HeadConfig) -> None
     assert not (config.drafter / HEAD_NAME).exists()
 
 
+def test_a_head_that_became_worse_is_said_and_replaces_no_better_one(
+    config: HeadConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_head(replaced(config, minutes=0.01))
+    assert "worse" not in caplog.text
+    good = (config.drafter / HEAD_NAME).read_bytes()
+    silly = replaced(config, lr=100.0, minutes=0.01, from_head=True, num_tokens=None)
+    result = train_head(silly)
+    assert sum(result.after) > sum(result.before)
+    assert "the drafter keeps the head that it had; lower lr (it is 100)" in caplog.text
+    assert result.head.read_bytes() == good
+    assert not (config.drafter / HEAD_STATE).exists()
+    # Without one to keep there is still what was asked for.
+    caplog.clear()
+    train_head(replaced(config, lr=100.0, minutes=0.01))
+    assert "the head guesses worse than before its training: divergence" in caplog.text
+    assert (config.drafter / HEAD_NAME).read_bytes() != good
+
+
 @pytest.mark.parametrize("what", ["measured", "written"])
 def test_what_was_learned_outlives_its_end(config: HeadConfig, what: str) -> None:
     where = (HeadLearner, "divergences") if what == "measured" else (HydraHead, "save")

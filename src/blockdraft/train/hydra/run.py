@@ -35,6 +35,7 @@ from blockdraft.train.hydra.config import HeadConfig
 from blockdraft.train.hydra.learning import HeadLearner
 from blockdraft.train.hydra.places import Places
 from blockdraft.train.hydra.state import HEAD_STATE, load_head_state
+from blockdraft.train.memory import full_memory_refused
 from blockdraft.train.prepare import check_ids, check_same_target
 from blockdraft.train.run_state import Interval, RunClock, save_state
 from blockdraft.train.stopping import Stopped, StopSignals
@@ -62,9 +63,9 @@ NUM_SHOWN = 10
 class HeadResult:
     """How a training ended.
 
-    head: its file. before, after: divergences from the target on held-out answers, in nats, one,
-    two and three tokens ahead; empty if no answer was held out. num_places: of tokens that were
-    learned from.
+    head: its file; that of the head that the drafter had, if the training made that one worse.
+    before, after: divergences from the target on held-out answers, in nats, one, two and three
+    tokens ahead; empty if no answer was held out. num_places: of tokens that were learned from.
     """
 
     head: Path
@@ -79,7 +80,8 @@ def train_head(config: HeadConfig) -> HeadResult:
     """Train a head, or go on with a training whose state lies in the drafter's folder.
 
     Raises:
-        ConfigError: settings or answers are not usable, or another process trains there.
+        ConfigError: settings or answers are not usable, another process trains there, or memory
+            runs out.
         DiskError: the disk is full.
         ModelError: target or drafter cannot be loaded, or no head can stand beside the drafter.
         Stopped: a signal asked for the end; the state is saved.
@@ -90,7 +92,8 @@ def train_head(config: HeadConfig) -> HeadResult:
     use_threads(None, ENVIRONMENT)
     folder = resolve_model(config.target)
     drafter_layers = _check_drafter(config, folder)
-    with folder_lock(config.drafter), full_disk_refused(config.drafter):
+    memory = full_memory_refused("lower step_tokens")
+    with folder_lock(config.drafter), full_disk_refused(config.drafter), memory:
         return _HeadRun(config, folder, drafter_layers).run()
 
 
@@ -186,7 +189,11 @@ class _HeadRun:
                 self.shown.clear()
         after = self._measure("after")
         learner.check_finite(after)
-        learner.head.cpu().save(self.config.drafter, self._facts(before, after))
+        is_worse = sum(after) > sum(before)
+        if is_worse:
+            self._warn_of_worse(before, after)
+        if not (is_worse and self.config.from_head):
+            learner.head.cpu().save(self.config.drafter, self._facts(before, after))
         (self.config.drafter / HEAD_STATE).unlink(missing_ok=True)
         return HeadResult(
             head=self.config.drafter / HEAD_NAME,
@@ -253,6 +260,14 @@ class _HeadRun:
         shown = ", ".join(f"{one:.3f}" for one in found)
         logger.info("held out, %s: divergence %s", when, shown)
         return found
+
+    def _warn_of_worse(self, before: Sequence[float], after: Sequence[float]) -> None:
+        kept = "; the drafter keeps the head that it had" if self.config.from_head else ""
+        logger.warning(
+            "the head guesses worse than before its training: divergence %.3f, and %.3f before%s; "
+            "lower lr (it is %g), or give more answers",
+            *(after[0], before[0], kept, self.config.lr),
+        )
 
     def _facts(self, before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
         """Where the head comes from."""
