@@ -43,6 +43,7 @@ from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.kinds.base import TrainedDrafter, num_trained
 from blockdraft.train.kinds.table import load_trained
 from blockdraft.train.loss import PartialVocabulary
+from blockdraft.train.memory import full_memory_refused
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
@@ -64,6 +65,11 @@ from blockdraft.train.texts import Texts
 from blockdraft.train.true_tau import real_decoding
 
 logger = logging.getLogger(__name__)
+
+LESS_MEMORY = (
+    "lower anchors_per_forward, batch_sequences or pack_len (with a new out if a state was saved), "
+    "and see with --plan what a run takes at least"
+)
 
 NUM_TIMED = 3
 """Steps that tell how long one takes."""
@@ -87,7 +93,8 @@ def train(config: TrainConfig) -> TrainResult:
     """Train a drafter, or continue a run whose state lies in `config.out`.
 
     Raises:
-        ConfigError: settings or data are not usable, `config.out` is in use, or the disk is full.
+        ConfigError: settings or data are not usable, `config.out` is in use, or memory runs out.
+        DiskError: the disk is full.
         ModelError: target or drafter cannot be loaded, or do not fit each other.
         Stopped: a signal asked for the end; the state is saved.
     """
@@ -97,8 +104,13 @@ def train(config: TrainConfig) -> TrainResult:
     processes = Processes(config.device)
     alone = folder_lock(config.out) if processes.is_main else nullcontext()
     try:
-        # A drafter that is shared out silences a warning of torch, for this run only.
-        with alone, full_disk_refused(config.out), warnings.catch_warnings():
+        with (
+            alone,
+            full_disk_refused(config.out),
+            full_memory_refused(LESS_MEMORY),
+            # A drafter that is shared out silences a warning of torch, for this run only.
+            warnings.catch_warnings(),
+        ):
             texts = check_run(config).texts
             processes.wait()  # The first process makes the files, once all have checked.
             return _Run(config, processes, texts).run()
@@ -113,7 +125,7 @@ def time_steps(config: TrainConfig, texts: Texts, number: int) -> list[float]:
     """
     use_threads(config.threads, TRAINING)
     seconds = []
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, full_memory_refused(LESS_MEMORY):
         config = dataclasses.replace(
             config,
             out=Path(folder),
