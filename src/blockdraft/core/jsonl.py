@@ -98,7 +98,8 @@ def _parse(
             json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         row, reason = None, "a text in it has half of a character, a lone surrogate"
-    except ValueError as error:  # also of a number with too many digits
+    # Also of a number with too many digits, and of lists in lists in lists.
+    except (ValueError, RecursionError) as error:
         row, reason = None, f"no JSON ({error})"
     if isinstance(row, dict):
         return row

@@ -121,7 +121,7 @@ def _check_names(settings: Mapping[str, Any], known: Sequence[str], prefix: str)
 def _read_toml(path: Path) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"settings {path}: {error}; give a TOML file") from error
 
 
@@ -131,7 +131,7 @@ def _value(text: str) -> Any:
         return _DEFAULT
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:  # of TOML, or of a number with too many digits
+    except (ValueError, RecursionError):  # of TOML, of too many digits, or of lists in lists
         return text
 
 

@@ -37,6 +37,7 @@ def test_a_cut_off_archive_is_refused(tmp_path, keep):
         (b"{}\n{\n", "line 2: no JSON"),
         (b"\xff\n", "utf-8"),
         (b"3\n", "line 1"),
+        (b"{}\n" + b"[" * 100_000 + b"\n", "line 2: no JSON"),
         (b'{"id": "\\uD83D\\uDE00"}\n{"id": "\\uDE00"}\n', "line 2: .*half of a character"),
     ],
 )

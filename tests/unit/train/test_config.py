@@ -35,6 +35,7 @@ def test_values_are_read_as_in_toml():
         ("lr=1e39", "a finite number below 3.4e38"),
         (f"lr=1{'0' * 400}", "a finite number below 3.4e38"),
         (f"lr=1{'0' * 5000}", "a finite number below 3.4e38"),
+        (f"lr={'[' * 100_000}", "a finite number below 3.4e38"),
         (f"max_len={2**63}", "a whole number below 2^63"),
         ("blocksize=", "did you mean block_size?"),
         ("answers.sample=", "did you mean answers.samples"),
