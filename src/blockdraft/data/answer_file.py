@@ -1,8 +1,10 @@
 """The file that answers are appended to as they come, and what it holds of earlier runs."""
 
+import hashlib
 import json
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -147,6 +149,13 @@ def are_ids(value: object) -> TypeGuard[list[int]]:
 def key_of(row: Row) -> Key:
     """What an answer is known by."""
     return row["id"], row["temperature"], row["sample"]
+
+
+def hash_of(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> bytes:
+    """Tells an answer from others; a hash, since there may be a million of them."""
+    digest = hashlib.sha256(array("q", prompt_ids).tobytes())
+    digest.update(array("q", [-1, *response_ids]).tobytes())
+    return digest.digest()[:16]
 
 
 def _end_last_row(path: Path) -> None:

@@ -4,7 +4,6 @@ import hashlib
 import logging
 import math
 import random
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import full_disk_refused
 from blockdraft.core.jsonl import bad_row
 from blockdraft.core.words import counted
-from blockdraft.data.answer_file import are_ids
+from blockdraft.data.answer_file import are_ids, hash_of
 from blockdraft.data.identity import file_sha256
 from blockdraft.data.shards import files_of, read_rows
-from blockdraft.data.store import Example, TextArrays, TextStore, Writer, draw_of
+from blockdraft.data.store import Example, TextArrays, TextStore, Writer
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.text.kinds import loops
 
@@ -111,7 +110,7 @@ def _read(
             if row.get("finish") == "loop" or loops(response_ids):
                 num_loops += 1
                 continue
-            key = _key_of(prompt_ids, response_ids)
+            key = hash_of(prompt_ids, response_ids)
             if key in seen:
                 num_repeated += 1
                 continue
@@ -137,13 +136,6 @@ def _read(
     return writer.finish()
 
 
-def _key_of(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> bytes:
-    """A hash, since there may be a million of them."""
-    digest = hashlib.sha256(array("q", prompt_ids).tobytes())
-    digest.update(array("q", [-1, *response_ids]).tobytes())
-    return digest.digest()[:16]
-
-
 def _ids_of(row: Mapping[str, Any], path: Path, number: int) -> tuple[list[int], list[int]]:
     """The token ids of a row's prompt and answer."""
     prompt_ids, response_ids = row.get("prompt_ids"), row.get("response_ids")
@@ -166,11 +158,6 @@ def split_held_out(examples: Sequence[Example], share: float) -> tuple[TextStore
     store = TextStore.of(examples)
     held_out = store.draws < np.uint64(math.ceil(share * 2**64))
     return store.where(~held_out), store.where(held_out)
-
-
-def is_held_out(prompt_id: str, share: float) -> bool:
-    """Whether the answers to a prompt are not trained on; so it is for its variants."""
-    return draw_of(prompt_id) < share * 2**64
 
 
 def count_answer_tokens(examples: Sequence[Example]) -> Counter[int]:

@@ -17,7 +17,8 @@ from blockdraft.data.dataset import (
     split_held_out,
     unused_special_token,
 )
-from blockdraft.data.store import Example, base_name
+from blockdraft.data.holding_out import base_name
+from blockdraft.data.store import Example
 
 
 def row(number: int, response: list[int], **changes: object) -> dict[str, object]:
