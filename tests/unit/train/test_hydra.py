@@ -20,6 +20,7 @@ from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.hydra import places as places_module
 from blockdraft.train.hydra import run as run_module
+from blockdraft.train.hydra import start
 from blockdraft.train.hydra.config import HeadConfig
 from blockdraft.train.hydra.learning import HeadLearner
 from blockdraft.train.hydra.places import Places
@@ -211,7 +212,7 @@ def test_long_answers_are_left_out_and_said_so(
     config: HeadConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "blockdraft")
-    with patch.object(run_module, "MAX_TOKENS", 14):
+    with patch.object(start, "MAX_TOKENS", 14):
         result = train_head(replaced(config, limit=1000))
     assert "answers left out: of more than 14 tokens with their prompts 600" in caplog.text
     assert f"{900 - result.num_held_out} answers to learn from" in caplog.text
