@@ -93,7 +93,13 @@ def _parse(
     try:
         row = json.loads(line)
         reason = "it is no JSON object"
-    except ValueError as error:  # also of a number with too many digits
+        # An escape can say half of a character, which no file, hash or tokenizer takes.
+        if "\\ud" in line.lower():
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        row, reason = None, "a text in it has half of a character, a lone surrogate"
+    # Also of a number with too many digits, and of lists in lists in lists.
+    except (ValueError, RecursionError) as error:
         row, reason = None, f"no JSON ({error})"
     if isinstance(row, dict):
         return row

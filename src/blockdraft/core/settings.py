@@ -1,6 +1,5 @@
 """What the frozen dataclasses of settings share: kinds of values, and how they are written."""
 
-import math
 from dataclasses import Field, fields
 from pathlib import Path
 from types import UnionType
@@ -17,8 +16,8 @@ class Settings(Protocol):
 
 _NAMES: dict[Any, str] = {
     bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
+    int: "a whole number below 2^63",
+    float: "a finite number below 3.4e38",
     str: "text",
     Path: "a path",
     type(None): "unset",
@@ -81,9 +80,10 @@ def _is_of(value: object, kind: Any) -> bool:
         return isinstance(value, tuple) and all(_is_of(v, get_args(kind)[0]) for v in value)
     if isinstance(value, bool):
         return kind is bool
+    # What is larger fits no tensor: 64 bits for whole numbers, float32 for others.
     if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
-    return isinstance(value, kind)
+        return isinstance(value, int | float) and abs(value) < 3.4e38
+    return isinstance(value, kind) and (kind is not int or abs(value) < 2**63)
 
 
 def described(kind: Any) -> str:

@@ -1,12 +1,14 @@
 """The file that answers are appended to as they come, and what it holds of earlier runs."""
 
+import hashlib
 import json
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeGuard
 
 from blockdraft.core.jsonl import bad_row, is_whole, read_jsonl
 from blockdraft.data.answers import Answer
@@ -104,29 +106,56 @@ def read_answered(path: Path) -> Answered:
     Raises:
         ConfigError: a row is not as it was written.
     """
-    answered: Answered = {}
     if not path.exists():
-        return answered
-    for number, row in read_jsonl(path, is_growing=True):
-        try:
-            answered[key_of(row)] = PriorAnswer.of(row)
-        except (KeyError, TypeError) as error:
-            reason, remedy = f"{error!r}", "delete that line, or give another --output"
-            raise bad_row(path, number, reason, remedy) from error
-    return answered
+        return {}
+    return {key_of(row): PriorAnswer.of(row) for _, row in _rows(path)}
 
 
 def last_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, row) without the rows that were answered anew further down."""
-    last = {key_of(row): number for number, row in read_jsonl(path, is_growing=True)}
-    for number, row in read_jsonl(path, is_growing=True):
+    """Yield (line number, row) without the rows that were answered anew further down.
+
+    Raises:
+        ConfigError: a row is not as it was written.
+    """
+    last = {key_of(row): number for number, row in _rows(path)}
+    for number, row in _rows(path):
         if last[key_of(row)] == number:
             yield number, row
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, row in read_jsonl(path, is_growing=True):
+        if not _is_as_written(row):
+            reason = "it is no answer as this command writes them"
+            remedy = "delete that line, and `blockdraft data` writes the answer again"
+            raise bad_row(path, number, reason, remedy)
+        yield number, row
+
+
+def _is_as_written(row: Row) -> bool:
+    kinds = {"id": str, "set": str, "temperature": int | float, "sample": int, "finish": str}
+    return all(isinstance(row.get(name), kind) for name, kind in kinds.items()) and all(
+        are_ids(row.get(name)) for name in ("prompt_ids", "response_ids")
+    )
+
+
+def are_ids(value: object) -> TypeGuard[list[int]]:
+    """True for a list of token ids, which arrays of 32 bits hold."""
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        return False
+    return not value or (min(value) >= 0 and max(value) < 2**32)
 
 
 def key_of(row: Row) -> Key:
     """What an answer is known by."""
     return row["id"], row["temperature"], row["sample"]
+
+
+def hash_of(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> bytes:
+    """Tells an answer from others; a hash, since there may be a million of them."""
+    digest = hashlib.sha256(array("q", prompt_ids).tobytes())
+    digest.update(array("q", [-1, *response_ids]).tobytes())
+    return digest.digest()[:16]
 
 
 def _end_last_row(path: Path) -> None:

@@ -4,13 +4,12 @@ import hashlib
 import logging
 import math
 import random
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +20,10 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import full_disk_refused
 from blockdraft.core.jsonl import bad_row
 from blockdraft.core.words import counted
+from blockdraft.data.answer_file import are_ids, hash_of
 from blockdraft.data.identity import file_sha256
 from blockdraft.data.shards import files_of, read_rows
-from blockdraft.data.store import Example, TextArrays, TextStore, Writer, draw_of
+from blockdraft.data.store import Example, TextArrays, TextStore, Writer
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.text.kinds import loops
 
@@ -34,7 +34,7 @@ BUCKET_BATCHES = 16
 leave the order random."""
 SMALL_BYTES = 32 * 2**20
 """Of files of answers: fewer are read each time, and kept in memory."""
-FORMAT = 1
+FORMAT = 2
 """Of the arrays in the cache."""
 
 
@@ -110,7 +110,7 @@ def _read(
             if row.get("finish") == "loop" or loops(response_ids):
                 num_loops += 1
                 continue
-            key = _key_of(prompt_ids, response_ids)
+            key = hash_of(prompt_ids, response_ids)
             if key in seen:
                 num_repeated += 1
                 continue
@@ -136,13 +136,6 @@ def _read(
     return writer.finish()
 
 
-def _key_of(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> bytes:
-    """A hash, since there may be a million of them."""
-    digest = hashlib.sha256(array("q", prompt_ids).tobytes())
-    digest.update(array("q", [-1, *response_ids]).tobytes())
-    return digest.digest()[:16]
-
-
 def _ids_of(row: Mapping[str, Any], path: Path, number: int) -> tuple[list[int], list[int]]:
     """The token ids of a row's prompt and answer."""
     prompt_ids, response_ids = row.get("prompt_ids"), row.get("response_ids")
@@ -150,20 +143,14 @@ def _ids_of(row: Mapping[str, Any], path: Path, number: int) -> tuple[list[int],
         remedy = "let the target answer it: blockdraft data --prompts"
         raise bad_row(path, number, "it is a prompt without an answer", remedy)
     good = "id" in row and isinstance(row.get("set"), str)
-    if not good or not _are_ids(prompt_ids) or not _are_ids(response_ids):
+    if not good or not are_ids(prompt_ids) or not are_ids(response_ids):
         reason = "it needs id, set, and token ids in prompt_ids and response_ids"
         raise bad_row(path, number, reason, "delete that line, or write the answers again")
     return prompt_ids, response_ids
 
 
-def _are_ids(value: Any) -> TypeGuard[list[int]]:
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
-        return False
-    return not value or (min(value) >= 0 and max(value) < 2**32)
-
-
 def split_held_out(examples: Sequence[Example], share: float) -> tuple[TextStore, TextStore]:
-    """(to train on, held out): by prompt, whose variants "id+..." are not parted.
+    """(to train on, held out): by prompt, whose variants "id+word" are not parted.
 
     The same prompt under several ids is on one side too, that of the first of them: so examples
     that are added behind others do not move these, and many names hold no more prompts out.
@@ -171,11 +158,6 @@ def split_held_out(examples: Sequence[Example], share: float) -> tuple[TextStore
     store = TextStore.of(examples)
     held_out = store.draws < np.uint64(math.ceil(share * 2**64))
     return store.where(~held_out), store.where(held_out)
-
-
-def is_held_out(prompt_id: str, share: float) -> bool:
-    """Whether the answers to a prompt are not trained on; so it is for its variants."""
-    return draw_of(prompt_id) < share * 2**64
 
 
 def count_answer_tokens(examples: Sequence[Example]) -> Counter[int]:

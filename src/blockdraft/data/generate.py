@@ -6,9 +6,8 @@ answered, what is fit to train on is written as token shards, see `data.shards`.
 """
 
 import logging
-import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from blockdraft.data.answers import Answer, Job, Writer
 from blockdraft.data.config import DataConfig
 from blockdraft.data.endpoint_answers import Endpoint, EndpointWriter
 from blockdraft.data.engine_answers import EngineWriter
+from blockdraft.data.gathering import chosen, gather_prompts
 from blockdraft.data.history import earlier_runs, with_run
 from blockdraft.data.overlap import without_overlap
 from blockdraft.data.prompts import (
@@ -42,13 +42,10 @@ from blockdraft.data.prompts import (
     check_template,
     distinct,
     prompt_ids,
-    prompt_of_row,
-    read_prompts,
-    with_own_ids,
-    with_variants,
 )
 from blockdraft.data.self_written import read_written, write_prompts
 from blockdraft.data.shards import ANSWERS, write_manifest, write_shards
+from blockdraft.data.turns import asked_turns, check_same_prompts, jobs_for, num_turns
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.target.loading import (
     load_target_model,
@@ -87,7 +84,7 @@ def _generate(config: DataConfig, report: Report) -> Path:
     answered = read_answered(config.output / ANSWERS)
     manifest = with_run(manifest, config, folder, tokenizer)
     _check_lengths(config, folder, prompts, tokenizer, answered)
-    _check_same_prompts(config, [*prompts, *read_written(config)], tokenizer, answered)
+    check_same_prompts(config, [*prompts, *read_written(config)], tokenizer, answered)
     writer = _writer(config, folder, stop_ids)
     write_manifest(config.output, manifest)
     if config.num_self_written:
@@ -97,10 +94,10 @@ def _generate(config: DataConfig, report: Report) -> Path:
     if not prompts:
         raise ConfigError(_NOTHING_LEFT)
     wanted: set[Key] = set()
-    for turn in range(_num_turns(config, prompts)):
-        asked = list(_asked(prompts, turn, config, tokenizer, answered))
+    for turn in range(num_turns(config, prompts)):
+        asked = list(asked_turns(prompts, turn, config, tokenizer, answered))
         wanted.update(key for key, _, _ in asked)
-        _write_answers(config, writer, list(_jobs(asked, config, answered)), answered, report)
+        _write_answers(config, writer, list(jobs_for(asked, config, answered)), answered, report)
     if others := len(answered.keys() - wanted):
         logger.info(
             "%s also holds %d answers that earlier runs asked for, and this one does not; they are "
@@ -133,17 +130,6 @@ def _writer(config: DataConfig, folder: Path, stop_ids: frozenset[int]) -> Write
     )
 
 
-def chosen(config: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Those that are to be answered, in random order."""
-    shuffled = list(prompts)
-    random.Random(config.seed).shuffle(shuffled)
-    return shuffled[: config.limit]
-
-
-def _num_turns(config: DataConfig, prompts: Sequence[Prompt]) -> int:
-    return min(config.max_turns, max((len(prompt.turns) for prompt in prompts), default=0))
-
-
 def _finish(config: DataConfig, manifest: dict[str, Any], counts: dict[str, int]) -> None:
     written = write_shards(
         config.output,
@@ -160,54 +146,6 @@ def _finish(config: DataConfig, manifest: dict[str, Any], counts: dict[str, int]
         )
     write_manifest(config.output, manifest | written | {"counts": counts})
     logger.info("answers: %s", shown)
-
-
-def gather_prompts(config: DataConfig) -> tuple[list[Prompt], dict[str, int]]:
-    """The prompts of files and data sets without repeats and overlaps, and how many there were.
-
-    Raises:
-        ConfigError: one is missing, broken or empty.
-    """
-    rows = [prompt for path in config.prompts for prompt in read_prompts(path)]
-    num_without = 0
-    for name in config.datasets:
-        of_dataset, num_skipped = _read_dataset(name)
-        rows += of_dataset
-        num_without += num_skipped
-    if not rows and not config.num_self_written:
-        names = ", ".join([*map(str, config.prompts), *config.datasets])
-        raise ConfigError(f"{names} holds no prompts; give rows with messages, turns or prompt")
-    found = list(with_variants(with_own_ids(rows)))
-    prompts = distinct(found)
-    clean = without_overlap(prompts, config.exclude)
-    return clean, {
-        "prompts": len(found),
-        "rows_without_prompt": num_without,
-        "repeated_prompts": len(found) - len(prompts),
-        "overlapping_prompts": len(prompts) - len(clean),
-    }
-
-
-def _read_dataset(name: str) -> tuple[list[Prompt], int]:
-    """(the prompts of a data set, how many rows hold none): nobody can mend its rows."""
-    try:
-        from blockdraft.data.hub_datasets import read_dataset
-    except ImportError as error:
-        raise ConfigError(
-            f"the data set {name!r} needs the package datasets; pip install datasets"
-        ) from error
-    path = name.partition(":")[0]
-    short = Path(path if Path(path).is_dir() else path.partition("@")[0]).name
-    prompts, num_without, reason = [], 0, ""
-    for place, row in enumerate(read_dataset(name)):
-        try:
-            prompts.append(prompt_of_row(row, short, place, Path(name), place + 1))
-        except ConfigError as error:
-            num_without += 1
-            reason = f"{error} (its columns are {', '.join(row)})"
-    if num_without and not prompts:
-        raise ConfigError(f"data set {name!r} holds no prompts: {reason}")
-    return prompts, num_without
 
 
 def load_tokenizers(
@@ -276,99 +214,6 @@ def _check_lengths(
         f"{config.max_prompt_tokens}, the shortest {min(lengths)} tokens; raise it, or give "
         "shorter prompts"
     )
-
-
-def _check_same_prompts(
-    config: DataConfig,
-    prompts: Sequence[Prompt],
-    tokenizer: PreTrainedTokenizerBase,
-    answered: Answered,
-) -> None:
-    """Refuse a folder that holds answers to others of the same names."""
-    names = {name for name, _, _ in answered}
-    begun = [prompt for prompt in prompts if prompt.id in names]
-    for turn in range(_num_turns(config, begun)):
-        for key, prompt, ids in _asked(begun, turn, config, tokenizer, answered):
-            if key not in answered:
-                continue
-            before = answered[key].prompt_ids
-            if before != ids and not _is_dated(tokenizer, prompt.turns[turn], before, ids):
-                raise ConfigError(
-                    f"{config.output} holds an answer to another prompt of the id {key[0]!r}, or "
-                    "with other thinking; give another --output, and --join the two"
-                )
-
-
-def _is_dated(
-    tokenizer: PreTrainedTokenizerBase, said: str, one: Sequence[int], other: Sequence[int]
-) -> bool:
-    """True if two prompts may be one of two days: they end alike from what the user said on.
-
-    Some templates write today's date into every prompt.
-    """
-    if "strftime_now" not in str(tokenizer.chat_template):
-        return False
-    before, now = tokenizer.decode(one), tokenizer.decode(other)
-    _, found, end = now.rpartition(said.strip())
-    return bool(found) and before.endswith(found + end)
-
-
-def _asked(
-    prompts: Sequence[Prompt],
-    turn: int,
-    config: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    answered: Answered,
-) -> Iterator[tuple[Key, Prompt, tuple[int, ...]]]:
-    """Turn `turn` (from 0) of each conversation that got that far: (key, prompt, its tokens)."""
-    for prompt in prompts:
-        for temperature, sample in _samples(config, prompt):
-            keys = [(_turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
-            before = [answered[key].response_ids for key in keys[:-1] if key in answered]
-            if len(prompt.turns) <= turn or len(before) < turn or not all(before):
-                continue
-            said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in before if ids]
-            yield keys[-1], prompt, prompt_ids(tokenizer, prompt, said, config.thinking)
-
-
-def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:
-    """The (temperature, sample) of each answer to a prompt."""
-    temperatures = config.temperatures
-    if config.mix_temperatures:
-        draw = random.Random(f"{config.seed}/{prompt.id}")
-        temperatures = (draw.choice(temperatures),)
-    for temperature in temperatures:
-        for sample in range(config.samples if temperature > 0 else 1):
-            yield temperature, sample
-
-
-def _jobs(
-    asked: Sequence[tuple[Key, Prompt, tuple[int, ...]]], config: DataConfig, answered: Answered
-) -> Iterator[Job]:
-    """What is to be answered, and what was cut off at fewer tokens than are asked for now."""
-    num_skipped = 0
-    for key, prompt, ids in asked:
-        if key in answered and not answered[key].is_cut_below(config.max_tokens):
-            continue
-        if len(ids) > config.max_prompt_tokens:
-            num_skipped += 1
-            continue
-        name, temperature, sample = key
-        yield Job(
-            id=name,
-            set=prompt.set,
-            prompt_ids=ids,
-            max_tokens=config.max_tokens,
-            temperature=temperature,
-            sample=sample,
-        )
-    if num_skipped:
-        logger.warning("prompts left out as too long: %d; raise max_prompt_tokens", num_skipped)
-
-
-def _turn_id(prompt: Prompt, turn: int) -> str:
-    """A later turn is a variant of its prompt: they are held out together."""
-    return prompt.id if turn == 0 else f"{prompt.id}+turn{turn + 1}"
 
 
 def _write_answers(

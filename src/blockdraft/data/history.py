@@ -31,7 +31,7 @@ def earlier_runs(config: DataConfig) -> dict[str, Any]:
     written = [
         (run["config"]["num_self_written"], run["config"]["seed"])
         for run in manifest["runs"]
-        if run["config"]["num_self_written"]
+        if run["config"].get("num_self_written")
     ]
     if written and config.num_self_written and (config.output / SELF_PROMPTS).exists():
         number, seed = written[-1]

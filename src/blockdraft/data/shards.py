@@ -5,7 +5,6 @@ the vocabulary allows) and of `prompt_lens` and `lengths`; its metadata holds th
 each row. The manifest names target, template, sampling and counts.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from blockdraft.core.files import (
     write_whole,
 )
 from blockdraft.core.jsonl import read_jsonl
-from blockdraft.data.answer_file import last_rows
+from blockdraft.data.answer_file import hash_of, last_rows
 from blockdraft.text.kinds import loops
 
 ANSWERS, MANIFEST = "answers.jsonl", "manifest.json"
@@ -90,9 +89,7 @@ def _kept(rows: Iterable[Row], counts: Counter[str], *, drop_truncated: bool) ->
     seen = set()
     for row in rows:
         counts["answers"] += 1
-        # A hash: there may be a million answers.
-        said = repr((row["prompt_ids"], row["response_ids"])).encode()
-        key = hashlib.sha256(said).digest()
+        key = hash_of(row["prompt_ids"], row["response_ids"])
         if row["finish"] == "loop" or loops(row["response_ids"]):
             counts["loops"] += 1
         elif drop_truncated and row["finish"] == "length":
@@ -149,9 +146,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        runs, sha256 = manifest["runs"], manifest["target"]["sha256"]
-        good = isinstance(runs, list) and isinstance(sha256, str)
-        good = good and all("config" in run for run in runs)
+        texts = [manifest[name]["sha256"] for name in ("target", "template")]
+        texts += [shard["name"] for shard in manifest.get("shards") or ()]
+        good = all(isinstance(text, str) for text in texts)
+        good = good and all(isinstance(run["config"], dict) for run in manifest["runs"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}); give another folder") from error
     if not good:

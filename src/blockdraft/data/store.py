@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockdraft.core.files import write_whole
+from blockdraft.data.holding_out import Together
 
 CHUNK = 4096
 """Texts that are looked at together when all are gone through."""
@@ -238,7 +239,7 @@ class Writer:
         self._prompt_lens, self._sets, self._groups = array("i"), array("i"), array("q")
         self._ids = bytearray()
         self._set_names: dict[str, int] = {}
-        self._together = _Together()
+        self._together = Together()
 
     def __len__(self) -> int:
         return len(self._prompt_lens)
@@ -281,47 +282,3 @@ class Writer:
         if self._folder is not None:
             arrays.save(self._folder)
         return arrays
-
-
-class _Together:
-    """Which texts must not be parted: of one name but for its variant, or of one prompt.
-
-    Directly or by others. The first name decides, so that texts that are added behind others do not
-    move these.
-    """
-
-    def __init__(self) -> None:
-        self._places: dict[str, int] = {}
-        self._owners: dict[bytes, int] = {}
-        self._earlier: list[int] = []
-
-    def add(self, name: str, prompt: bytes) -> int:
-        """Add a text; returns the number of its name."""
-        place = self._places.setdefault(base_name(name), len(self._places))
-        if place == len(self._earlier):
-            self._earlier.append(place)
-        key = hashlib.sha256(prompt).digest()[:16]
-        one, two = self._first(place), self._first(self._owners.setdefault(key, place))
-        self._earlier[max(one, two)] = min(one, two)
-        return place
-
-    def _first(self, place: int) -> int:
-        while self._earlier[place] != place:
-            place = self._earlier[place]
-        return place
-
-    def draws(self) -> NDArray[Any]:
-        """Of each name the draw of the first name that it goes with."""
-        of_names = np.array([draw_of(name) for name in self._places], dtype=np.uint64)
-        firsts = [self._first(place) for place in range(len(self._earlier))]
-        return np.asarray(of_names[np.array(firsts, dtype=np.int64)])
-
-
-def base_name(name: str) -> str:
-    """Without what says which variant of a prompt it is: "id+boxed", "id+turn2"."""
-    return name.split("+")[0]
-
-
-def draw_of(name: str) -> int:
-    """A number from 0 to 2^64 that a name and its variants share."""
-    return int.from_bytes(hashlib.sha256(base_name(name).encode()).digest()[:8], "big")

@@ -28,12 +28,11 @@ def main(arguments: Sequence[str]) -> int:
     if asked.keys:
         sys.stdout.write(describe_keys())
         return 0
-    is_main = launched()[0] == 0
-    level = logging.INFO if is_main else logging.WARNING
     logging.basicConfig(format="blockdraft: %(message)s", level=logging.WARNING)
-    logging.getLogger("blockdraft").setLevel(level)
-    run = None
+    run, is_main = None, True
     try:
+        is_main = launched()[0] == 0
+        logging.getLogger("blockdraft").setLevel(logging.INFO if is_main else logging.WARNING)
         run = resolve_run(asked.settings)
         said = _said(run, asked)
     except KeyboardInterrupt as stop:
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
             line = how_to_go_on(run) if run else "interrupted"
             sys.stderr.write(f"blockdraft: {line}\n")
         return exit_status_of(stop)
-    except BlockdraftError as error:
+    except (BlockdraftError, OSError) as error:
         sys.stderr.write(f"blockdraft: {' '.join(str(error).split())}\n")
         return exit_status(error)
     if is_main:

@@ -13,7 +13,7 @@ from blockdraft.train.kinds.base import DrafterShape
 from blockdraft.train.kinds.table import drafter_shape
 from blockdraft.train.parallel import check_sharing, launched
 from blockdraft.train.prepare import check_disk, check_ids, check_target
-from blockdraft.train.run_folder import event_log_class
+from blockdraft.train.run_folder import BEST, LAST, event_log_class
 from blockdraft.train.texts import Texts, count_texts
 from blockdraft.train.true_tau import prompts_to_decode
 
@@ -40,9 +40,11 @@ def check_run(config: TrainConfig, answers: DataConfig | None = None) -> Checked
     check_threads("threads", config.threads)
     _, num_processes = launched()
     check_sharing(config, num_processes)
-    for folder in (config.out, config.feature_cache):
-        if folder is not None:
-            check_output_folder(folder)
+    folders = [config.out, config.out / BEST, config.out / LAST]
+    if config.feature_cache is not None:
+        folders.append(config.feature_cache)
+    for folder in folders:
+        check_output_folder(folder)
     event_log_class(config)
     texts = count_texts(config, answers)
     target = target_without_weights(config.target)

@@ -18,6 +18,9 @@ ANSWERS = "answers"
 """The table of a run file whose keys are those of DataConfig, and the folder below `out`."""
 GIVEN_BY_THE_RUN = ("output", "target", "dtype", "device")
 
+_DEFAULT = object()
+"""The value of a setting that is taken back."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
@@ -49,15 +52,16 @@ def read_run(path: Path | None, overrides: Sequence[str]) -> RunFile:
         table, dot, inner = key.strip().rpartition(".")
         if dot and table != ANSWERS:
             raise ConfigError(f"setting {key!r} is unknown; the only table is {ANSWERS}")
-        if text.strip():
-            (answers if dot else settings)[inner] = _value(text.strip())
-        else:
-            (answers if dot else settings).pop(inner, None)
+        (answers if dot else settings)[inner] = _value(text.strip())
+    _check_names(settings, _known(TrainConfig), "")
+    _check_names(answers, [k for k in _known(DataConfig) if k not in GIVEN_BY_THE_RUN], "answers.")
+    settings, answers = (
+        {key: value for key, value in table.items() if value is not _DEFAULT}
+        for table in (settings, answers)
+    )
     missing = [key for key in ("target", "out") if key not in settings]
     if not answers and "data" not in settings:
         missing.append("data (or answers.prompts, or answers.num_self_written)")
-    _check_names(settings, _known(TrainConfig), "")
-    _check_names(answers, [k for k in _known(DataConfig) if k not in GIVEN_BY_THE_RUN], "answers.")
     if missing:
         raise ConfigError(f"settings lack {', '.join(missing)}; give each as key=value")
     return _assemble(settings, answers)
@@ -117,15 +121,17 @@ def _check_names(settings: Mapping[str, Any], known: Sequence[str], prefix: str)
 def _read_toml(path: Path) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"settings {path}: {error}; give a TOML file") from error
 
 
 def _value(text: str) -> Any:
-    """A TOML value; what is none is text."""
+    """A TOML value; what is none is text, and no text is the default."""
+    if not text:
+        return _DEFAULT
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # of TOML, of too many digits, or of lists in lists
         return text
 
 

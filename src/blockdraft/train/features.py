@@ -249,6 +249,7 @@ def _key(made_as: str, examples: Sequence[Example]) -> dict[str, Any]:
 def _read_key(folder: Path) -> dict[str, Any]:
     """The folder's own key; one that no states have, if it cannot be read."""
     try:
-        return {"num_examples": 0, **json.loads((folder / KEY).read_text(encoding="utf-8"))}
-    except (OSError, ValueError, TypeError):
+        key: dict[str, Any] = json.loads((folder / KEY).read_text(encoding="utf-8"))
+        return {**key, "num_examples": int(key["num_examples"])}
+    except (OSError, ValueError, TypeError, KeyError):
         return {"num_examples": 0}

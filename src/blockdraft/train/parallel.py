@@ -30,8 +30,18 @@ PATIENCE = timedelta(hours=2)
 
 
 def launched() -> tuple[int, int]:
-    """(number of this process, how many there are), as the launcher says; (0, 1) without one."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    """(number of this process, how many there are), as the launcher says; (0, 1) without one.
+
+    Raises:
+        ConfigError: the environment says what no launcher does.
+    """
+    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
+        raise ConfigError(
+            f"RANK is {rank!r} and WORLD_SIZE {count!r} in the environment; start the run with "
+            "torchrun, which sets both, or unset them"
+        )
+    return int(rank), int(count)
 
 
 def check_sharing(config: TrainConfig, count: int) -> None:
@@ -50,6 +60,9 @@ class Processes:
     Args:
         device: of this process.
         alone: leave the others out, if there are any.
+
+    Raises:
+        ConfigError: the environment tells of others, and no launcher has started them.
     """
 
     def __init__(self, device: str, *, alone: bool = False) -> None:
@@ -61,6 +74,11 @@ class Processes:
         if on_gpu:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
+            if "MASTER_ADDR" not in os.environ:
+                raise ConfigError(
+                    f"WORLD_SIZE is {self.count} in the environment, and no launcher has started "
+                    "so many processes; use torchrun, or unset it, which serves --plan alone"
+                )
             dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
 
     @property

@@ -296,8 +296,8 @@ def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_
         free = shutil.disk_usage(_existing(folder)).free
         if free < num_bytes:
             raise ConfigError(
-                f"{folder} needs {num_bytes / 2**30:.2f} GiB and its disk has "
-                f"{free / 2**30:.2f} GiB free; make room, or give another folder"
+                f"{folder} needs {num_bytes / 2**20:,.1f} MiB and its disk has "
+                f"{free / 2**20:,.1f} MiB free; make room, or give another folder"
             )
 
 

@@ -41,7 +41,12 @@ class RunFolder:
 
     def __init__(self, config: TrainConfig, step: int | None) -> None:
         self._out = config.out
-        forget_after(config.out, -1 if step is None else step)
+        has_drafter = any(self._holds_drafter(name) for name in (BEST, LAST))
+        if step is None:
+            forget_after(config.out, -1)
+        else:
+            # Where all drafters were deleted, the evaluation of this step is made again.
+            forget_after(config.out, step if has_drafter else step - 1)
         event_log = event_log_class(config)
         self._events = None if event_log is None else event_log(config.out, step or 0)
         if step is not None:
@@ -66,10 +71,16 @@ class RunFolder:
         write_report(self._out)
 
     def keep_best(self) -> None:
-        """Keep the last drafter as the best one, if the last evaluation is the best."""
+        """Keep the last drafter as the best one, if the last evaluation is the best.
+
+        It also takes the place of one that somebody has deleted.
+        """
         rows = evaluations(self._out)
-        if rows and best_of(rows) is rows[-1]:
+        if rows and (best_of(rows) is rows[-1] or not self._holds_drafter(BEST)):
             _copy_drafter(self._out / LAST, self._out / BEST)
+
+    def _holds_drafter(self, name: str) -> bool:
+        return (self._out / name / PROVENANCE_NAME).exists()
 
     def _finish_keeping(self) -> None:
         """Do what a run did not come to that was killed before `keep_best`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blockdraft.core.files import write_whole
-from blockdraft.core.jsonl import read_jsonl
+from blockdraft.core.jsonl import bad_row, read_jsonl
 
 LOG = "log.jsonl"
 
@@ -18,9 +18,16 @@ def append_log(folder: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_log(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows so far; a line that is cut off is left out."""
+    """The rows so far; a line that is cut off is left out.
+
+    Raises:
+        ConfigError: the file is not that of a run.
+    """
     if (folder / LOG).exists():
-        for _, row in read_jsonl(folder / LOG, is_growing=True):
+        for number, row in read_jsonl(folder / LOG, is_growing=True):
+            if not isinstance(row.get("step"), int):
+                remedy = "give another out, or move the file away"
+                raise bad_row(folder / LOG, number, "it is of no step of a run", remedy)
             yield row
 
 

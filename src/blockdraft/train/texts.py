@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.config import DataConfig
-from blockdraft.data.dataset import is_held_out, read_examples, split_held_out
-from blockdraft.data.generate import chosen, gather_prompts, load_tokenizers
+from blockdraft.data.dataset import read_examples, split_held_out
+from blockdraft.data.gathering import chosen, gather_prompts
+from blockdraft.data.generate import load_tokenizers
+from blockdraft.data.holding_out import is_held_out
 from blockdraft.data.prompts import SELF_WRITTEN_TOKENS, Prompt, prompt_ids
 from blockdraft.data.shards import read_manifest
 from blockdraft.data.store import Example, TextStore

@@ -12,17 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.core.threads import TRAINING
-from blockdraft.data.dataset import (
-    Row,
-    collate_rows,
-    count_answer_tokens,
-    epoch_batches,
-)
+from blockdraft.data.dataset import count_answer_tokens
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.store import TextStore
 from blockdraft.models.layers.quantized import dequantize
@@ -35,7 +28,7 @@ from blockdraft.models.target.loading import (
 )
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.advice import few_steps, few_texts
-from blockdraft.train.blocks import sample_anchors
+from blockdraft.train.batches import Batches
 from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.evaluate import HeldOut
@@ -43,6 +36,7 @@ from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.kinds.base import TrainedDrafter, num_trained
 from blockdraft.train.kinds.table import load_trained
 from blockdraft.train.loss import PartialVocabulary
+from blockdraft.train.memory import full_memory_refused
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
@@ -64,6 +58,11 @@ from blockdraft.train.texts import Texts
 from blockdraft.train.true_tau import real_decoding
 
 logger = logging.getLogger(__name__)
+
+LESS_MEMORY = (
+    "lower anchors_per_forward, batch_sequences or pack_len (with a new out if a state was saved), "
+    "and see with --plan what a run takes at least"
+)
 
 NUM_TIMED = 3
 """Steps that tell how long one takes."""
@@ -87,7 +86,8 @@ def train(config: TrainConfig) -> TrainResult:
     """Train a drafter, or continue a run whose state lies in `config.out`.
 
     Raises:
-        ConfigError: settings or data are not usable, `config.out` is in use, or the disk is full.
+        ConfigError: settings or data are not usable, `config.out` is in use, or memory runs out.
+        DiskError: the disk is full.
         ModelError: target or drafter cannot be loaded, or do not fit each other.
         Stopped: a signal asked for the end; the state is saved.
     """
@@ -97,8 +97,13 @@ def train(config: TrainConfig) -> TrainResult:
     processes = Processes(config.device)
     alone = folder_lock(config.out) if processes.is_main else nullcontext()
     try:
-        # A drafter that is shared out silences a warning of torch, for this run only.
-        with alone, full_disk_refused(config.out), warnings.catch_warnings():
+        with (
+            alone,
+            full_disk_refused(config.out),
+            full_memory_refused(LESS_MEMORY),
+            # A drafter that is shared out silences a warning of torch, for this run only.
+            warnings.catch_warnings(),
+        ):
             texts = check_run(config).texts
             processes.wait()  # The first process makes the files, once all have checked.
             return _Run(config, processes, texts).run()
@@ -113,7 +118,7 @@ def time_steps(config: TrainConfig, texts: Texts, number: int) -> list[float]:
     """
     use_threads(config.threads, TRAINING)
     seconds = []
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, full_memory_refused(LESS_MEMORY):
         config = dataclasses.replace(
             config,
             out=Path(folder),
@@ -147,7 +152,6 @@ class _Run:
         self.processes = processes
         self.examples, held_out = TextStore.of(texts.train), texts.held_out
         leave_cudnn_attention_out(config.device)  # a target that is shared is loaded on the CPU
-        self.lengths: list[int] = self.examples.lengths.tolist()
         loaded = load_target_model(
             config.target,
             resolve_dtype(config.dtype, config.device),
@@ -184,9 +188,8 @@ class _Run:
         )
         limit_vocabulary(self.drafter, config, self.examples)
         self.optimizer = DraftOptimizer(self.drafter.model, config)
-        self.generator = torch.Generator().manual_seed(config.seed)
-        self.step = self.epoch = self.next_batch = self.num_sequences = self.num_tokens = 0
-        self._batches: tuple[int, list[list[Row]]] | None = None
+        self.batches = Batches(self.examples, config)
+        self.step = 0
         is_new = self._resume()
         self.held_out_texts = held_out
         if processes.is_main:
@@ -213,13 +216,11 @@ class _Run:
         if state is None:
             return True
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
-        self.step, self.epoch = state["step"], state["epoch"]
-        self.next_batch, self.num_sequences = state["next_batch"], state["num_sequences"]
-        self.num_tokens = state["num_tokens"]
+        self.batches.load_state_dict(state)
+        self.step = state["step"]
         if state["texts"] != self.texts:
             # Other texts have another order: begin a new pass rather than mix two.
-            self.epoch, self.next_batch = self.epoch + 1, 0
+            self.batches.begin_pass()
             logger.info("the texts are others than before: a new pass begins")
         self.saved, self.evaluated = self._now(), tuple(state["evaluated"])
         logger.info("continuing at step %d after %.1f min", self.step, self.clock.seconds / 60)
@@ -242,12 +243,8 @@ class _Run:
         state = {
             "config": self.config.to_dict(),
             "optimizer": optimizer,
-            "generator": self.generator.get_state(),
+            **self.batches.state_dict(),
             "step": self.step,
-            "epoch": self.epoch,
-            "next_batch": self.next_batch,
-            "num_sequences": self.num_sequences,
-            "num_tokens": self.num_tokens,
             "texts": self.texts,
             "seconds": self.clock.tick(),
             "evaluated": self.evaluated,
@@ -340,7 +337,8 @@ class _Run:
 
     def _next_step(self) -> None:
         begin = time.monotonic()
-        parts = [self._draw() for _ in range(self.config.accumulate)]
+        draw, vocabulary = self.batches.draw, self.vocabulary
+        parts = [draw(self.drafter, vocabulary) for _ in range(self.config.accumulate)]
         per_anchor = self.drafter.num_slots
         # A mean over all possible slots, of all parts and processes.
         num_slots = sum(num_possible_slots(part.anchors, per_anchor) for part in parts)
@@ -355,33 +353,10 @@ class _Run:
         self.processes.sum_gradients(self.optimizer.gradients)
         lr, norm = self.optimizer.step(self.progress)
         self.step += 1
-        num_sequences = sum(len(row) for part in parts for row in part.rows)
-        self.num_sequences += num_sequences
-        self.num_tokens += sum(self.lengths[i] for p in parts for row in p.rows for i in row)
         if self.processes.is_main:
+            num_sequences = sum(len(row) for part in parts for row in part.rows)
             seconds = time.monotonic() - begin
             self._log_step(stats, lr, norm, seconds, num_sequences)
-
-    def _draw(self) -> Part:
-        """The next batch, its anchors and its vocabulary."""
-        if self._batches is None or self._batches[0] != self.epoch:
-            config = self.config
-            batches = epoch_batches(
-                self.examples, config.batch_sequences, config.seed, self.epoch, config.pack_len
-            )
-            self._batches = (self.epoch, batches)
-        rows = self._batches[1][self.next_batch]
-        self.next_batch += 1
-        if self.next_batch == len(self._batches[1]):
-            self.epoch, self.next_batch = self.epoch + 1, 0
-        batch = collate_rows(
-            [[self.examples[i] for i in row] for row in rows],
-            self.config.device,
-            self.config.pack_len,
-        )
-        anchors = sample_anchors(batch, self.config.num_anchors, self.generator)
-        anchors = self.drafter.draw(anchors, self.generator)
-        return Part(rows, batch, anchors, self.vocabulary.draw(batch.token_ids, self.generator))
 
     def _gradients(self, part: Part, scale: float) -> StepStats:
         """Add the gradient of this process's rows to the model's."""
@@ -412,10 +387,10 @@ class _Run:
     ) -> None:
         row = {
             "step": self.step,
-            "epoch": self.epoch,
+            "epoch": self.batches.epoch,
             "minutes": round(self.clock.tick() / 60, 3),
-            "sequences": self.num_sequences,
-            "tokens": self.num_tokens,
+            "sequences": self.batches.num_sequences,
+            "tokens": self.batches.num_tokens,
             "nll": round(stats.nll, 4),
             "distill": round(stats.distill, 4),
             "lr": lr,
@@ -488,8 +463,8 @@ class _Run:
         row: dict[str, Any] = {
             "step": self.step,
             "minutes": round(self.clock.tick() / 60, 3),
-            "sequences": self.num_sequences,
-            "tokens": self.num_tokens,
+            "sequences": self.batches.num_sequences,
+            "tokens": self.batches.num_tokens,
             "held_out": dataclasses.asdict(metrics),
             "true_tau": dict(real.tau),
             "speedup": dict(real.speedup),
@@ -507,7 +482,7 @@ class _Run:
         data = {
             "train": len(self.examples),
             "held_out": len(self.held_out_texts),
-            "passes": self.num_sequences / len(self.examples),
+            "passes": self.batches.num_sequences / len(self.examples),
         }
         return provenance(
             self.config, target=self.target_facts, drafter=drafter.describe(), data=data

@@ -37,6 +37,8 @@ def test_a_cut_off_archive_is_refused(tmp_path, keep):
         (b"{}\n{\n", "line 2: no JSON"),
         (b"\xff\n", "utf-8"),
         (b"3\n", "line 1"),
+        (b"{}\n" + b"[" * 100_000 + b"\n", "line 2: no JSON"),
+        (b'{"id": "\\uD83D\\uDE00"}\n{"id": "\\uDE00"}\n', "line 2: .*half of a character"),
     ],
 )
 def test_bad_content_is_refused_with_its_place(tmp_path, content, reason):

@@ -17,6 +17,7 @@ from blockdraft.data.dataset import (
     split_held_out,
     unused_special_token,
 )
+from blockdraft.data.holding_out import base_name
 from blockdraft.data.store import Example
 
 
@@ -111,6 +112,16 @@ def test_variants_of_a_prompt_are_not_parted():
     assert 60 < len(held_out) < 270
     sides = [{e.id.split("+")[0] for e in part} for part in (train, held_out)]
     assert not sides[0] & sides[1]
+
+
+def test_a_plus_that_begins_no_variant_is_of_the_id():
+    """Cut at each plus, all of these ids would be one, and on one side."""
+    for names in ([f"+{n}" for n in range(500)], [f"c++{n}" for n in range(500)]):
+        _, held_out = split_held_out(examples_of(names), 0.1)
+        assert 20 < len(held_out) < 90
+    assert base_name("+1+turn2") == "+1"
+    assert base_name("a+b1+boxed") == "a"
+    assert base_name("+boxed") == "+boxed"
 
 
 def test_a_prompt_under_several_ids_is_on_one_side():

@@ -9,7 +9,8 @@ import pytest
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.config import DataConfig
-from blockdraft.data.generate import gather_prompts, generate_data
+from blockdraft.data.gathering import gather_prompts
+from blockdraft.data.generate import generate_data
 from blockdraft.data.prompts import Prompt, distinct, read_prompts
 from blockdraft.data.shards import read_manifest, read_rows
 from tests.tiny import tiny_target_folder

@@ -4,6 +4,7 @@ import datetime
 import errno
 import fcntl
 import itertools
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -303,3 +304,44 @@ def test_a_run_killed_in_a_line_loses_that_line_at_most(config, cut):
     path.write_bytes(lines[:-cut])
     generate_data(replace(config, seed=1))
     assert sorted(path.read_bytes().splitlines()) == sorted(lines.splitlines())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": None},
+        {"id": [1]},
+        {"set": None},
+        {"finish": None},
+        {"sample": "x"},
+        {"response_ids": None},
+        {"response_ids": [-5, 3]},
+        {"response_ids": [1.5, 3]},
+        {"prompt_ids": ["a"]},
+    ],
+    ids=str,
+)
+def test_an_answer_that_is_not_as_it_was_written_is_named(config, changes):
+    generate_data(config)
+    path = config.output / "answers.jsonl"
+    row = json.loads(path.read_text().splitlines()[0])
+    with path.open("a") as file:
+        file.write(json.dumps({**row, "id": "other", **changes}) + "\n")
+    manifest = read_manifest(config.output)
+    del manifest["shards"]  # as while a run goes on
+    write_manifest(config.output, manifest)
+    for read in (lambda: generate_data(config), lambda: list(read_rows(config.output))):
+        with pytest.raises(ConfigError, match=r"answers\.jsonl, line \d+: .* delete that line"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"template": None}, {"shards": [1]}, {"runs": [{"config": 3}]}, {"runs": 5}, {"target": 1}],
+    ids=str,
+)
+def test_a_manifest_that_is_damaged_is_named(config, changes):
+    generate_data(config)
+    write_manifest(config.output, read_manifest(config.output) | changes)
+    with pytest.raises(ConfigError, match=r"manifest\.json is "):
+        read_manifest(config.output)

@@ -9,8 +9,9 @@ import pytest
 from blockdraft.core.files import DiskError
 from blockdraft.data import dataset
 from blockdraft.data.dataset import epoch_batches, read_examples, split_held_out
+from blockdraft.data.holding_out import draw_of
 from blockdraft.data.identity import texts_sha256
-from blockdraft.data.store import CHUNK, Example, TextStore, draw_of
+from blockdraft.data.store import CHUNK, Example, TextStore
 from tests.train_runs import write_answers, write_rows
 
 

@@ -24,6 +24,7 @@ from blockdraft.train.advice import (
     few_steps,
     few_texts,
 )
+from blockdraft.train.batches import Batches
 from blockdraft.train.estimate import estimate_run
 from blockdraft.train.report import MAX_POINTS, NUM_COLORS, write_report
 from blockdraft.train.run_log import LOG, append_log, forget_after, read_log
@@ -83,14 +84,14 @@ def test_a_plan_times_steps_alone_and_leaves_nothing(config, monkeypatch):
 
 def test_a_plan_of_answers_to_come_times_texts_of_their_length(config, monkeypatch, tmp_path):
     seen = []
-    draw = trainer._Run._draw
+    draw = Batches.draw
 
-    def drawn(run):
-        part = draw(run)
+    def drawn(*args):
+        part = draw(*args)
         seen.append(part.batch.token_ids.shape)
         return part
 
-    monkeypatch.setattr(trainer._Run, "_draw", drawn)
+    monkeypatch.setattr(Batches, "draw", drawn)
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(40)), encoding="utf-8"
     )

@@ -60,6 +60,14 @@ def test_a_cache_of_another_target_is_not_read(tmp_path, monkeypatch):
         assert calls == [1]
 
 
+@pytest.mark.parametrize("key", ["[]", "{}", "", '{"num_examples": "x"}', '{"num_examples": []}'])
+def test_a_cache_whose_key_is_damaged_is_made_anew(tmp_path, key):
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    StateCache(target, examples, tmp_path, "tiny").get([[0]], collate(examples[:1]))
+    (tmp_path / "key.json").write_text(key)
+    assert StateCache(target, examples, tmp_path, "tiny").missing() == [0, 1, 2, 3]
+
+
 def test_a_cache_grows_with_the_examples(tmp_path, monkeypatch):
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
     first = StateCache(target, examples[:2], tmp_path, "tiny").get(

@@ -20,6 +20,7 @@ from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.hydra import places as places_module
 from blockdraft.train.hydra import run as run_module
+from blockdraft.train.hydra import start
 from blockdraft.train.hydra.config import HeadConfig
 from blockdraft.train.hydra.learning import HeadLearner
 from blockdraft.train.hydra.places import Places
@@ -211,7 +212,7 @@ def test_long_answers_are_left_out_and_said_so(
     config: HeadConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "blockdraft")
-    with patch.object(run_module, "MAX_TOKENS", 14):
+    with patch.object(start, "MAX_TOKENS", 14):
         result = train_head(replaced(config, limit=1000))
     assert "answers left out: of more than 14 tokens with their prompts 600" in caplog.text
     assert f"{900 - result.num_held_out} answers to learn from" in caplog.text
@@ -291,6 +292,25 @@ def test_weights_that_are_no_numbers_replace_nothing(config: HeadConfig) -> None
     with pytest.raises(ConfigError, match=r"lr is 1e\+30, and after 1 step the"):
         train_head(replaced(config, lr=1e30, minutes=1e-9))
     assert not (config.drafter / HEAD_NAME).exists()
+
+
+def test_a_head_that_became_worse_is_said_and_replaces_no_better_one(
+    config: HeadConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_head(replaced(config, minutes=0.01))
+    assert "worse" not in caplog.text
+    good = (config.drafter / HEAD_NAME).read_bytes()
+    silly = replaced(config, lr=100.0, minutes=0.01, from_head=True, num_tokens=None)
+    result = train_head(silly)
+    assert sum(result.after) > sum(result.before)
+    assert "the drafter keeps the head that it had; lower lr (it is 100)" in caplog.text
+    assert result.head.read_bytes() == good
+    assert not (config.drafter / HEAD_STATE).exists()
+    # Without one to keep there is still what was asked for.
+    caplog.clear()
+    train_head(replaced(config, lr=100.0, minutes=0.01))
+    assert "the head guesses worse than before its training: divergence" in caplog.text
+    assert (config.drafter / HEAD_NAME).read_bytes() != good
 
 
 @pytest.mark.parametrize("what", ["measured", "written"])

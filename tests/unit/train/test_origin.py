@@ -87,8 +87,9 @@ def test_thinking_is_what_the_answers_were_asked_with(config, tmp_path, told, ex
     for number, thinking in enumerate(told):
         folder = tmp_path / f"answers-{number}"
         folder.mkdir()
+        hashes = {name: {"sha256": "0"} for name in ("target", "template")}
         run = {"config": {} if thinking is None else {"thinking": thinking}}
-        write_manifest(folder, {"target": {"sha256": "0"}, "runs": [run]})
+        write_manifest(folder, hashes | {"runs": [run]})
         folders.append(folder)
     changed = dataclasses.replace(config, data=(*config.data, *folders))
     assert describe_target(changed, torch.float32)["thinking"] == expected

@@ -46,6 +46,30 @@ def test_two_processes_give_the_losses_of_one(tmp_path, way, shared):
         assert f"this process holds {layers // 2 + rest}" in outputs[0][1]
 
 
+@pytest.mark.parametrize(
+    ("rank", "count", "reason"),
+    [
+        ("0", "8", "WORLD_SIZE is 8 in the environment, and no launcher .* serves --plan alone"),
+        (
+            "0",
+            "x",
+            "RANK is '0' and WORLD_SIZE 'x' in the environment; start the run with torchrun",
+        ),
+        ("2", "2", "RANK is '2' and WORLD_SIZE '2'"),
+        ("0", "0", "WORLD_SIZE '0'"),
+    ],
+)
+def test_an_environment_of_no_launcher_is_refused(tmp_path, monkeypatch, rank, count, reason):
+    """Somebody may have set it for a plan, as the guide says, and starts the run then."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", count)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    config = small_config(tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        train(config)
+    assert not config.out.exists()
+
+
 LAUNCHERS = {
     "torchrun": "torch.distributed.run --nproc-per-node 2 --master-port",
     # Its own way for CPUs needs mpirun; what is for GPUs starts the processes as torchrun does.

@@ -127,7 +127,7 @@ def test_what_the_machine_lacks_is_said_first(config, monkeypatch, answers, stag
         patch.setitem(sys.modules, "blockdraft.train.event_log", None)
         assert "needs the package tensorboard" in refused(config, "tensorboard=true", *given)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert "its disk has 0.00 GiB free" in refused(config, *given)
+    assert "its disk has 0.0 MiB free" in refused(config, *given)
 
 
 @STAGES

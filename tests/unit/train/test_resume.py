@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -276,6 +277,26 @@ def test_a_hydra_head_beside_the_best_drafter_outlives_a_longer_run(config, monk
     (config.out / trainer.STATE).unlink()
     train(config)
     assert not head.exists()
+
+
+@pytest.mark.parametrize("deleted", [("drafter",), ("drafter", "last")], ids=str)
+@pytest.mark.parametrize("max_steps", [10, 12])
+def test_a_drafter_that_was_deleted_is_written_again(config, monkeypatch, deleted, max_steps):
+    """The best one was that of the beginning, which no later evaluation brings back."""
+    measure = trainer._Run._measure
+
+    def worse_each_time(run, model):
+        return measure(run, model) | {"true_tau": {"all": 9.0 - run.step}}
+
+    monkeypatch.setattr(trainer._Run, "_measure", worse_each_time)
+    train(config)
+    for name in deleted:
+        shutil.rmtree(config.out / name)
+    result = train(dataclasses.replace(config, max_steps=max_steps))
+    assert DraftModel.from_pretrained(result.drafter).config.block_size == 4
+    assert (result.drafter / NGRAMS_NAME).exists()
+    steps = [row["step"] for row in result.evaluations]
+    assert steps == sorted(set(steps))
 
 
 def test_a_finished_run_is_not_measured_again(config):

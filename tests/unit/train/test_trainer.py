@@ -22,6 +22,7 @@ from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.train import prepare, run_state, trainer, true_tau
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.estimate import estimate_run
 from blockdraft.train.optimizer import DraftOptimizer, lr_share
 from blockdraft.train.run_state import RunClock
 from blockdraft.train.trainer import train
@@ -241,7 +242,7 @@ def test_a_drafter_to_continue_from_takes_the_vocabulary_of_the_settings(config)
 
 def test_a_disk_that_is_too_small_is_said_at_once(config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(ConfigError, match=r"needs .* GiB and its disk has 0\.00 GiB free"):
+    with pytest.raises(ConfigError, match=r"needs .* MiB and its disk has 0\.0 MiB free"):
         train(config)
 
 
@@ -264,6 +265,26 @@ def test_a_run_whose_loss_is_no_number_ends(config):
         train(dataclasses.replace(config, lr=1e30))
     rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
     assert all(row["nll"] == row["nll"] for row in rows if "nll" in row)
+
+
+def test_a_lack_of_memory_names_what_takes_it(config):
+    greedy = dataclasses.replace(config, pack_len=10**15)
+    for start in (train, estimate_run):
+        with pytest.raises(ConfigError, match=r"memory ran out \(.*; lower anchors_per_forward, "):
+            start(greedy)
+
+
+def test_an_out_folder_that_holds_something_else_is_refused(config):
+    config.out.mkdir()
+    (config.out / "drafter").write_text("a file")
+    with pytest.raises(ConfigError, match=r"drafter is no folder; give another name"):
+        train(config)
+    (config.out / "drafter").unlink()
+    log = config.out / "log.jsonl"
+    log.write_text('{"message": "of another program"}\n')
+    with pytest.raises(ConfigError, match=r"log\.jsonl, line 1: it is of no step of a run; give"):
+        train(config)
+    assert log.read_text() == '{"message": "of another program"}\n'
 
 
 def test_a_target_without_a_list_of_layers_is_refused(config, monkeypatch):

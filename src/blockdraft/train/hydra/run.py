@@ -6,52 +6,44 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.core.threads import ENVIRONMENT
 from blockdraft.core.words import counted
-from blockdraft.data.dataset import count_answer_tokens, read_examples, split_held_out
 from blockdraft.data.identity import target_sha256, texts_sha256
-from blockdraft.data.store import Example, TextStore
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.measure.provenance import describe_environment
-from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
+from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.models.layers.quantized import dequantize
 from blockdraft.models.target.loading import (
     load_target_model,
     resolve_device,
-    target_without_weights,
     use_threads,
 )
-from blockdraft.speculate.drafters.shapes import read_shape
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.hydra.config import HeadConfig
 from blockdraft.train.hydra.learning import HeadLearner
 from blockdraft.train.hydra.places import Places
+from blockdraft.train.hydra.start import (
+    known_head,
+    layers_of_drafter,
+    new_head,
+    read_texts,
+    some_of,
+)
 from blockdraft.train.hydra.state import HEAD_STATE, load_head_state
-from blockdraft.train.prepare import check_ids, check_same_target
+from blockdraft.train.memory import full_memory_refused
 from blockdraft.train.run_state import Interval, RunClock, save_state
 from blockdraft.train.stopping import Stopped, StopSignals
 from blockdraft.train.support import check_plain_head
 
 logger = logging.getLogger(__name__)
 
-MAX_TOKENS = 700
-"""Of a prompt and its answer; longer ones are left out."""
-NUM_HELD_OUT, LEAST_SHARE, MOST_SHARE = 64, 0.005, 0.05
-"""Answers that are not trained on: about so many, and the shares between which they stay."""
 CPU_TOKENS, GPU_TOKENS = 1024, 32_768
 """Of the texts of a step."""
-NUM_TOKENS = 8192
-"""That a new head guesses."""
-INNER_PER_HIDDEN = 2
-"""Size of a new head's gated layer, in hidden sizes of the target."""
 SAVE_MINUTES = 5.0
 """Between two saved states."""
 NUM_SHOWN = 10
@@ -62,9 +54,9 @@ NUM_SHOWN = 10
 class HeadResult:
     """How a training ended.
 
-    head: its file. before, after: divergences from the target on held-out answers, in nats, one,
-    two and three tokens ahead; empty if no answer was held out. num_places: of tokens that were
-    learned from.
+    head: its file; that of the head that the drafter had, if the training made that one worse.
+    before, after: divergences from the target on held-out answers, in nats, one, two and three
+    tokens ahead; empty if no answer was held out. num_places: of tokens that were learned from.
     """
 
     head: Path
@@ -79,7 +71,8 @@ def train_head(config: HeadConfig) -> HeadResult:
     """Train a head, or go on with a training whose state lies in the drafter's folder.
 
     Raises:
-        ConfigError: settings or answers are not usable, or another process trains there.
+        ConfigError: settings or answers are not usable, another process trains there, or memory
+            runs out.
         DiskError: the disk is full.
         ModelError: target or drafter cannot be loaded, or no head can stand beside the drafter.
         Stopped: a signal asked for the end; the state is saved.
@@ -89,34 +82,10 @@ def train_head(config: HeadConfig) -> HeadResult:
         check_output_folder(config.states)
     use_threads(None, ENVIRONMENT)
     folder = resolve_model(config.target)
-    drafter_layers = _check_drafter(config, folder)
-    with folder_lock(config.drafter), full_disk_refused(config.drafter):
+    drafter_layers = layers_of_drafter(config, folder)
+    memory = full_memory_refused("lower step_tokens")
+    with folder_lock(config.drafter), full_disk_refused(config.drafter), memory:
         return _HeadRun(config, folder, drafter_layers).run()
-
-
-def _check_drafter(config: HeadConfig, target: Path) -> tuple[int, ...]:
-    """The layers of the target that the drafter reads.
-
-    Raises:
-        ConfigError: the head is to read others, or the answers are of another target.
-        ModelError: the drafter does not fit the target, or reads no layers.
-    """
-    check_same_target(config.answers, target)
-    shape = read_shape(config.drafter, target_without_weights(target), torch.bfloat16)
-    if shape.refusal:
-        raise ModelError(f"{config.drafter}: {shape.refusal}")
-    known = shape.target_layer_ids
-    if not known:
-        raise ModelError(
-            f"{config.drafter} reads no features of the target, so no head can stand beside it; "
-            "give a drafter that does, such as a DFlash drafter"
-        )
-    if missing := sorted(set(config.layers) - set(known)):
-        raise ConfigError(
-            f"layers is {list(config.layers)}, and the drafter reads {sorted(known)}, without "
-            f"{missing}; choose among these"
-        )
-    return known
 
 
 class _HeadRun:
@@ -128,10 +97,10 @@ class _HeadRun:
         model = load_target_model(folder, torch.bfloat16, device)
         dequantize(model)
         check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
-        known = _known_head(config.drafter, model, drafter_layers) if config.from_head else None
+        known = known_head(config.drafter, model, drafter_layers) if config.from_head else None
         layers = known.shape.target_layer_ids if known else config.layers
-        target = FrozenTarget(model, layers or _some_of(drafter_layers))
-        examples, self.held_out = _read_texts(config, model)
+        target = FrozenTarget(model, layers or some_of(drafter_layers))
+        examples, self.held_out = read_texts(config, model)
         on_cpu = target.embed_weight.device.type == "cpu"
         step_tokens = config.step_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
         sha256 = target_sha256(folder)
@@ -140,7 +109,7 @@ class _HeadRun:
                 "the target reads the answers again in each step; with a folder for its states "
                 "(--states) it reads them once"
             )
-        head = known or _new_head(target, examples, config)
+        head = known or new_head(target, examples, config)
         self.trained = {
             "target": sha256,
             "answers": texts_sha256(examples),
@@ -186,7 +155,11 @@ class _HeadRun:
                 self.shown.clear()
         after = self._measure("after")
         learner.check_finite(after)
-        learner.head.cpu().save(self.config.drafter, self._facts(before, after))
+        is_worse = sum(after) > sum(before)
+        if is_worse:
+            self._warn_of_worse(before, after)
+        if not (is_worse and self.config.from_head):
+            learner.head.cpu().save(self.config.drafter, self._facts(before, after))
         (self.config.drafter / HEAD_STATE).unlink(missing_ok=True)
         return HeadResult(
             head=self.config.drafter / HEAD_NAME,
@@ -254,6 +227,14 @@ class _HeadRun:
         logger.info("held out, %s: divergence %s", when, shown)
         return found
 
+    def _warn_of_worse(self, before: Sequence[float], after: Sequence[float]) -> None:
+        kept = "; the drafter keeps the head that it had" if self.config.from_head else ""
+        logger.warning(
+            "the head guesses worse than before its training: divergence %.3f, and %.3f before%s; "
+            "lower lr (it is %g), or give more answers",
+            *(after[0], before[0], kept, self.config.lr),
+        )
+
     def _facts(self, before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
         """Where the head comes from."""
         return {
@@ -268,73 +249,3 @@ class _HeadRun:
             "num_held_out": len(self.held_out),
             "divergence": {"before": list(before), "after": list(after)},
         }
-
-
-def _read_texts(
-    config: HeadConfig, model: PreTrainedModel
-) -> tuple[Sequence[Example], Sequence[Example]]:
-    """(answers to learn from, held out).
-
-    Raises:
-        ConfigError: none is left, or they are of another target.
-    """
-    texts = read_examples(config.answers, min_response_len=1, max_len=None)
-    check_ids(model, texts)
-    is_long, has_prompt = texts.lengths > MAX_TOKENS, texts.prompt_lens > 1
-    if num_long := int(is_long.sum()):
-        logger.info(
-            "answers left out: of more than %d tokens with their prompts %d", MAX_TOKENS, num_long
-        )
-    texts = texts.where(~is_long & has_prompt)
-    drawn = np.random.default_rng(7).permutation(texts.chosen)[: config.limit]
-    share = min(MOST_SHARE, max(LEAST_SHARE, NUM_HELD_OUT / max(1, len(drawn))))
-    examples, held_out = split_held_out(TextStore(texts.arrays, drawn), share)
-    if not examples:
-        raise ConfigError(
-            f"no answer is left to train on ({len(held_out)} held out; of at most {MAX_TOKENS} "
-            "tokens, prompts of two or more); give others"
-        )
-    return examples, held_out
-
-
-def _known_head(drafter: Path, model: PreTrainedModel, drafter_layers: Sequence[int]) -> HydraHead:
-    """The one that the drafter has.
-
-    Raises:
-        ConfigError: it has none.
-        ModelError: it is damaged, or of another target or drafter.
-    """
-    vocab_size, hidden_size = model.get_input_embeddings().weight.shape
-    head = HydraHead.load(drafter, hidden_size, vocab_size)
-    if head is None:
-        raise ConfigError(f"{drafter} has no {HEAD_NAME} to begin with; leave from_head out")
-    layers = head.shape.target_layer_ids
-    if not set(layers) <= set(drafter_layers):
-        raise ModelError(
-            f"{drafter / HEAD_NAME} reads layers {list(layers)}, and the drafter "
-            f"{sorted(drafter_layers)}; leave from_head out to train another one"
-        )
-    return head
-
-
-def _new_head(target: FrozenTarget, examples: Sequence[Example], config: HeadConfig) -> HydraHead:
-    """That guesses the most frequent tokens of the answers, as often as they are at first."""
-    counts = count_answer_tokens(examples)
-    most_common = counts.most_common(config.num_tokens or NUM_TOKENS)
-    token_ids = sorted(token for token, _ in most_common)
-    torch.manual_seed(0)
-    frequent = torch.tensor([counts[token] for token in token_ids]) / counts.total()
-    inner_size = config.inner_size or INNER_PER_HIDDEN * target.hidden_size
-    # Of whole numbers: shares of float32 can add up to more than all.
-    covered = sum(counts[token] for token in token_ids) / counts.total()
-    shape = HeadShape(target.hidden_size, inner_size, target.layer_ids, covered)
-    head = HydraHead(shape, torch.tensor(token_ids))
-    with torch.no_grad():
-        head.bias.copy_(frequent.log())
-        head.last_norm.fill_(0.1)  # near no opinion beside the frequencies
-    return head
-
-
-def _some_of(layers: Sequence[int]) -> list[int]:
-    """The second, the middle one and the last of those that a drafter reads."""
-    return sorted({layers[min(1, len(layers) - 1)], layers[len(layers) // 2], layers[-1]})
