@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft.config import DraftConfig, check_rope
+from blockdraft.models.draft.config import DraftConfig, check_positive, check_rope
 from blockdraft.models.draft.config_reader import UNSUPPORTED, Reader, read_rope
 from blockdraft.models.draft.speculators_layout import MARK, with_defaults, zero_based
 
@@ -81,10 +81,7 @@ class Eagle3Config:
             *("head_dim", "vocab_size", "draft_vocab_size", "target_hidden_size"),
             *("max_position_embeddings", "rms_norm_eps"),
         ):
-            if getattr(self, name) <= 0:
-                raise ModelError(
-                    f"{name} is {getattr(self, name)} in the drafter's config; it must be positive"
-                )
+            check_positive(name, getattr(self, name))
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
