@@ -139,8 +139,8 @@ def check_tensors(
             f"use the two files of one checkpoint"
         )
     for name in sorted(found):
-        if (what := _unusable(found[name])) is not None:
-            raise ModelError(f"{name} in {folder} {what}")
+        if (reason := _unusable(found[name])) is not None:
+            raise ModelError(f"{name} in {folder} {reason}")
 
 
 def _unusable(value: Tensor) -> str | None:

@@ -224,9 +224,10 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
                     f"the drafter's config.json has {key} = {place[key]!r}: it is a variant of "
                     "EAGLE-3 that is not supported yet; use one with a single plain decoder layer"
                 )
-    if "sliding_attention" in (raw.get("layer_types") or []):
+    kinds = raw.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise ModelError(
-            f"the drafter's config.json has layer_types = {raw['layer_types']!r}: windows are not "
+            f"the drafter's config.json has layer_types = {kinds!r}: windows are not "
             "supported in EAGLE-3 drafters yet; use one with full attention"
         )
     if unknown := sorted(set(nested) - _NESTED_KEYS):
