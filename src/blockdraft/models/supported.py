@@ -19,14 +19,19 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
     """Refuse a model that cannot be a target.
 
     Raises:
-        ModelError: no list of decoder layers, no output head, a layer id or the context out of
-            range, or, with `exact`, rotations that depend on the length of the sequence in a way of
-            their own.
+        ModelError: no list of decoder layers, no output head, tokens that see later ones, a layer
+            id or the context out of range, or, with `exact`, rotations that depend on the length of
+            the sequence in a way of their own.
     """
     name = type(model).__name__
     num_layers = len(decoder_layers(model))
     if model.get_output_embeddings() is None:
         raise ModelError(f"{name} is not supported: it has no output head; use a causal LM")
+    if (setting := _looks_ahead(model.config.get_text_config())) is not None:
+        raise ModelError(
+            f"{name} has {setting} in its config, so tokens see later ones, and it cannot go on "
+            "with a text; use a causal LM"
+        )
     wrong = [index for index in layer_ids if not 0 <= index < num_layers]
     if wrong:
         raise ModelError(
@@ -44,6 +49,17 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
             f"{name} turns positions by rope_type {varying!r}, which depends on the length of "
             "the sequence, so drafted output may differ from plain; use --exact off"
         )
+
+
+def _looks_ahead(config: PretrainedConfig) -> str | None:
+    """The setting by which transformers makes no causal mask."""
+    for name, values in {
+        "is_causal": (False,),
+        "use_bidirectional_attention": (True, "all"),
+    }.items():
+        if (value := getattr(config, name, None)) in values:
+            return f"{name} = {value!r}"
+    return None
 
 
 def context_of(model: PreTrainedModel) -> int:

@@ -1,16 +1,15 @@
 """Which models fit the paged path: found out by one forward in which every layer reports itself."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
-from blockdraft.core.errors import ModelError
 from blockdraft.kernels.heads import stored_size
 from blockdraft.models.attention.plan import PoolNumbers
 from blockdraft.models.layers.recurrent import layers_without_keys, mixers
@@ -48,7 +47,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         NotPaged: a layer that attends has no K/V of its own, or none attends; its attention needs
             more than the paged one has; or its rotation would depend on the other sequences of a
             forward.
-        ModelError: its tokens see later ones, or see `mixers`.
+        ModelError: see `mixers`.
     """
     num_layers = len(decoder_layers(model))
     varying = varying_rope_type(model)
@@ -131,15 +130,4 @@ def _probe_attention(
     return query.new_zeros(1, rows, heads, value.shape[-1]), None
 
 
-def _probe_mask(*args: Any, mask_function: Callable[..., Tensor], **kwargs: Any) -> None:
-    """Refuses a rule by which a token sees the next one; attention over pages is causal."""
-    row, token, next_token = (torch.tensor(place, device="cpu") for place in (0, 0, 1))
-    if mask_function(row, row, token, next_token):
-        raise ModelError(
-            "the target's config.json lets tokens see later ones (is_causal or "
-            "use_bidirectional_attention), so it cannot go on with a text; use a causal LM"
-        )
-
-
 AttentionInterface.register(PROBE_ATTENTION, _probe_attention)
-AttentionMaskInterface.register(PROBE_ATTENTION, _probe_mask)
