@@ -197,7 +197,7 @@ def test_tokens_that_see_later_ones_are_refused(family: str, tmp_path: Path) -> 
     else:
         options = {**IN_ONE_FORWARD[family], "use_bidirectional_attention": "all"}
         model = build(family, options, torch.float32)
-    with pytest.raises((ModelError, NotPaged), match="see later ones|looks ahead"):
+    with pytest.raises((ModelError, NotPaged), match=r"see later ones|looks ahead"):
         PagedTarget(model, Pages(9))
     with pytest.raises(ModelError, match=r"so tokens see later ones, .*; use a causal LM"):
         SequentialTarget(model)
