@@ -184,13 +184,7 @@ def _check_sizes(config: DraftConfig) -> None:
         "input_embedding_scale",
     ):
         check_positive(name, getattr(config, name))
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ModelError(
-            f"num_attention_heads {config.num_attention_heads} is not a multiple of "
-            f"num_key_value_heads {config.num_key_value_heads} in the drafter's config"
-        )
-    if config.head_dim % 2:
-        raise ModelError(f"head_dim is {config.head_dim} in the drafter's config; RoPE needs even")
+    check_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     if config.block_size < 2:
         raise ModelError(
             f"block_size is {config.block_size}; a block needs the anchor and at least one slot "
@@ -252,6 +246,17 @@ def check_rope(rope: Mapping[str, Any]) -> None:
         if isinstance(rope[key], bool) or not isinstance(rope[key], int | float):
             raise ModelError(f"{key} is {rope[key]!r} in the drafter's config; give a number")
         check_positive(key, rope[key])
+
+
+def check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raise ModelError unless heads can share keys and be rotated."""
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads "
+            f"{num_kv_heads} in the drafter's config; correct one of them"
+        )
+    if head_dim % 2:
+        raise ModelError(f"head_dim is {head_dim} in the drafter's config; RoPE needs even")
 
 
 def check_positive(name: str, value: float | None) -> None:

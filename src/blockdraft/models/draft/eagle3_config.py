@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft.config import DraftConfig, check_positive, check_rope
+from blockdraft.models.draft.config import DraftConfig, check_heads, check_positive, check_rope
 from blockdraft.models.draft.config_reader import UNSUPPORTED, Reader, read_rope
 from blockdraft.models.draft.speculators_layout import MARK, with_defaults, zero_based
 
@@ -82,15 +82,7 @@ class Eagle3Config:
             *("max_position_embeddings", "rms_norm_eps"),
         ):
             check_positive(name, getattr(self, name))
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ModelError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads} in the drafter's config"
-            )
-        if self.head_dim % 2:
-            raise ModelError(
-                f"head_dim is {self.head_dim} in the drafter's config; RoPE needs even"
-            )
+        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
         if self.draft_vocab_size > self.vocab_size:
             raise ModelError(
                 f"draft_vocab_size {self.draft_vocab_size} is more than vocab_size "
