@@ -47,8 +47,14 @@ def write_gguf(
     architecture: str = "llama",
     kinds: Mapping[str, Kind] = MappingProxyType({}),
     without: str = "",
+    header: Mapping[str, str | int | float] = MappingProxyType({}),
+    more: Mapping[str, Matrix] = MappingProxyType({}),
 ) -> None:
-    """A model of one layer. kinds: of tensors that are not in Q4_1; without: one to leave out."""
+    """A model of one layer.
+
+    kinds: of tensors that are not in Q4_1; without: one to leave out; more: tensors; header: what
+    else it says, behind the name of its architecture.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
@@ -71,7 +77,10 @@ def write_gguf(
     writer.add_pad_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_chat_template(CHAT_TEMPLATE)
-    for name, value in tensors().items():
+    for name, setting in header.items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        add[type(setting)](f"{architecture}.{name}", setting)
+    for name, value in {**tensors(), **more}.items():
         if name == without:
             continue
         if value.ndim == 1:

@@ -47,6 +47,7 @@ from blockdraft.data.self_written import read_written, write_prompts
 from blockdraft.data.shards import ANSWERS, write_manifest, write_shards
 from blockdraft.data.turns import asked_turns, check_same_prompts, jobs_for, num_turns
 from blockdraft.hub.resolve import resolve_model
+from blockdraft.models.supported import context_of
 from blockdraft.models.target.loading import (
     load_target_model,
     resolve_device,
@@ -191,8 +192,7 @@ def _check_lengths(
     answered: Answered,
 ) -> None:
     """Refuse what the target has no room for, and prompts that are all too long."""
-    room = target_without_weights(folder).config.get_text_config()
-    context = getattr(room, "max_position_embeddings", 2**31)
+    context = context_of(target_without_weights(folder))
     if config.max_prompt_tokens + config.max_tokens > context:
         raise ConfigError(
             f"max_prompt_tokens {config.max_prompt_tokens} and max_tokens {config.max_tokens} are "

@@ -8,6 +8,7 @@ from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.machine import memory_bytes
+from blockdraft.models.supported import context_of
 from blockdraft.models.target.paged_support import layer_shapes
 from blockdraft.models.target.spread import layer_devices
 
@@ -32,8 +33,7 @@ def num_pages(config: LLMConfig, model: PreTrainedModel, draft_page_bytes: float
         sizes[device] = sizes.get(device, 0.0) + _page_bytes(config, shape, model.dtype)
     sizes[model.device] += draft_page_bytes
     size = sum(sizes.values())
-    max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
-    most = max(MIN_PAGES, 1 + config.max_concurrency * -(-max_context // PAGE_SIZE))
+    most = max(MIN_PAGES, 1 + config.max_concurrency * -(-context_of(model) // PAGE_SIZE))
     # Of several devices, the fullest one decides.
     budget = min(
         _memory_bytes(config, device) * (1 if config.memory else size / own)

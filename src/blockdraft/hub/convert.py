@@ -3,7 +3,7 @@
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,27 @@ from blockdraft.core.files import replace_file
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Of files that run as they are, in llama.cpp's names; Mistral's is llama too."""
+
+_READ = {
+    *("context_length", "block_count", "feed_forward_length", "embedding_length", "vocab_size"),
+    *("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon"),
+    *("rope.dimension_count", "rope.freq_base"),
+    # By transformers up to here, and these by `_complete`.
+    *("attention.key_length", "attention.value_length", "rope.scaling.type"),
+    *("rope.scaling.factor", "rope.scaling.original_context_length"),
+    # They say how the model was made.
+    *("rope.scaling.finetuned", "tensor_data_layout"),
+}
+"""What is read of a file's header, behind the name of its architecture."""
+_NEUTRAL: dict[str, object] = {
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scale_linear": 1.0,
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+}
+"""What else may be there with these values, which change nothing."""
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
@@ -52,7 +73,8 @@ def describe_gguf(path: Path, folder: Path) -> None:
     A `tokenizer.json` beside the file comes before the file's own vocabulary.
 
     Raises:
-        ModelError: the file's architecture or its pre-tokenizer is not known here.
+        ModelError: the file's architecture, something else in its header that changes the
+            computation, or its pre-tokenizer is not known here.
     """
     architecture = _text(path, "general.architecture")
     if architecture not in ARCHITECTURES:
@@ -67,7 +89,53 @@ def describe_gguf(path: Path, folder: Path) -> None:
     with _silence():
         _save_tokenizer(path, pre_tokenizer, folder)
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        _complete(config, path, _header(path, architecture))
         _save_config(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__, folder)
+
+
+def _header(path: Path, architecture: str) -> dict[str, Any]:
+    """What a file says of its model, by names without that of the architecture."""
+    start = f"{architecture}."
+    return {
+        name.removeprefix(start): field.contents()
+        for name, field in gguf.GGUFReader(path).fields.items()
+        if name.startswith(start)
+    }
+
+
+def _complete(config: Any, path: Path, header: Mapping[str, Any]) -> None:
+    """Give a config what transformers' reader leaves out, without a word.
+
+    Raises:
+        ModelError: the header has what is not supported.
+    """
+    for name, value in header.items():
+        if name not in _READ and _NEUTRAL.get(name) != value:
+            raise _unsupported(path, f"{name} = {value!r}")
+    head_dim = header.get("attention.key_length", header.get("rope.dimension_count"))
+    if head_dim is not None:
+        config.head_dim = head_dim
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if header.get(name, head_dim) != head_dim:
+                raise _unsupported(path, f"{name} = {header[name]} and heads of {head_dim}")
+    kind = header.get("rope.scaling.type", "none")
+    if kind not in ("none", "linear", "yarn"):
+        raise _unsupported(path, f"rope.scaling.type = {kind!r}")
+    if kind == "none":
+        return
+    rope = {"rope_type": kind, "factor": header.get("rope.scaling.factor", 1.0)}
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = header.get(
+            "rope.scaling.original_context_length", config.max_position_embeddings
+        )
+    config.rope_parameters = {**config.rope_parameters, **rope}
+
+
+def _unsupported(path: Path, what: str) -> ModelError:
+    return ModelError(
+        f"{path.name} says {what}, which is not supported in a GGUF file; use the model's original "
+        "Hugging Face folder with --quantize"
+    )
 
 
 def _save_tokenizer(path: Path, pre_tokenizer: PreTokenizer | None, folder: Path) -> None:

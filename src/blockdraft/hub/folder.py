@@ -8,6 +8,20 @@ GGUF_NAME = "model.gguf"
 _INDEX = "model.safetensors.index.json"
 
 
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor of a checkpoint in several files.
+
+    Raises:
+        OSError: the index cannot be read.
+        ValueError: it is damaged.
+    """
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    names = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError("it names no file for each tensor")
+    return names
+
+
 def gguf_file(folder: Path) -> Path | None:
     """Where the weights of a folder lie, if they are in a GGUF file and nowhere else."""
     path = folder / GGUF_NAME
@@ -29,7 +43,7 @@ def missing_parts(folder: Path) -> list[str]:
             missing.append("*.safetensors")
         return missing
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+        shards = set(read_index(index).values())
+    except (OSError, ValueError):
         return [*missing, f"a readable {_INDEX}"]
     return missing + sorted(shard for shard in shards if not (folder / shard).is_file())

@@ -32,6 +32,9 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer that lies beside a GGUF file is read from."""
 
+DESCRIPTION_VERSION = 2
+"""The same for the folder that stands for a user's GGUF file."""
+
 LOCK_TIMEOUT_S = 1800.0
 """Longest wait for another process that prepares the same model, seconds."""
 
@@ -104,7 +107,7 @@ def prepare_gguf(path: Path) -> Path:
         ModelError: the file is damaged, or of a kind that does not run as it is.
         DiskError: the cache cannot be written.
     """
-    key = f"{path.absolute()} {_stamp(path)} {CONVERSION_VERSION}"
+    key = f"{path.absolute()} {_stamp(path)} {DESCRIPTION_VERSION}"
     for beside in map(path.with_name, TOKENIZER_FILES):
         if beside.is_file():
             key += f" {beside.name} {_stamp(beside)}"

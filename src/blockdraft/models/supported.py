@@ -11,24 +11,37 @@ from blockdraft.kernels.heads import stored_size
 
 GENERATE = "decode this one plainly with transformers' generate"
 """The remedy for a causal LM that runs, but not so that it could draft."""
+MIN_CONTEXT = 16
+"""Tokens that the test of a target at load runs in several ways, see `target.exact`."""
 
 
 def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact: bool) -> None:
     """Refuse a model that cannot be a target.
 
     Raises:
-        ModelError: no list of decoder layers, no output head, a layer id out of range, or, with
-            `exact`, rotations that depend on the length of the sequence in a way of their own.
+        ModelError: no list of decoder layers, no output head, tokens that see later ones, a layer
+            id or the context out of range, or, with `exact`, rotations that depend on the length of
+            the sequence in a way of their own.
     """
     name = type(model).__name__
     num_layers = len(decoder_layers(model))
     if model.get_output_embeddings() is None:
         raise ModelError(f"{name} is not supported: it has no output head; use a causal LM")
+    if (setting := _looks_ahead(model.config.get_text_config())) is not None:
+        raise ModelError(
+            f"{name} has {setting} in its config, so tokens see later ones, and it cannot go on "
+            "with a text; use a causal LM"
+        )
     wrong = [index for index in layer_ids if not 0 <= index < num_layers]
     if wrong:
         raise ModelError(
             f"target layer ids {wrong} do not exist in {name} with {num_layers} "
             f"layers (0 to {num_layers - 1}); the drafter was made for another target"
+        )
+    if (context := context_of(model)) < MIN_CONTEXT:
+        raise ModelError(
+            f"max_position_embeddings is {context} in the config of {name}; a target needs "
+            f"{MIN_CONTEXT} positions at least, so correct it"
         )
     varying = varying_rope_type(model)
     if exact and varying is not None:
@@ -36,6 +49,23 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
             f"{name} turns positions by rope_type {varying!r}, which depends on the length of "
             "the sequence, so drafted output may differ from plain; use --exact off"
         )
+
+
+def _looks_ahead(config: PretrainedConfig) -> str | None:
+    """The setting by which transformers makes no causal mask."""
+    for name, values in {
+        "is_causal": (False,),
+        "use_bidirectional_attention": (True, "all"),
+    }.items():
+        if (value := getattr(config, name, None)) in values:
+            return f"{name} = {value!r}"
+    return None
+
+
+def context_of(model: PreTrainedModel) -> int:
+    """The most tokens that a text may have; no limit if the config names none."""
+    config = model.config.get_text_config()
+    return getattr(config, "max_position_embeddings", 2**31)
 
 
 def head_dim_of(config: Any) -> int:
@@ -66,8 +96,8 @@ def varying_rope_type(model: PreTrainedModel) -> str | None:
     """
     config = model.config.get_text_config()
     known = {"longrope"} if longrope_modules(model) else set()
-    context = getattr(config, "max_position_embeddings", 2**31)
-    if any(module.max_seq_len_cached >= context for module in _rotary_modules(model, "dynamic")):
+    modules, context = _rotary_modules(model, "dynamic"), context_of(model)
+    if any(module.max_seq_len_cached >= context for module in modules):
         known.add("dynamic")
     return next((kind for kind in rope_types(config) if varies(kind) and kind not in known), None)
 

@@ -87,9 +87,10 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
 def _held(drafter: LazyContext, key: int) -> list[LayerKV]:
     """A copy of the keys and values of each draft layer."""
     view = drafter.contexts.view([key], [drafter.num_written(key)])
+    config, weight = drafter.model.config, drafter.model.fc.weight
+    empty = weight.new_empty(1, config.num_key_value_heads, 0, config.head_dim)
     found = []
-    for layer, (heads, head_dim) in enumerate(drafter.context_shapes):
-        empty = drafter.context_weight.new_empty(1, heads, 0, head_dim)
+    for layer in range(config.num_hidden_layers):
         k, v = view.extend(layer, empty, empty)
         found.append((k.clone(), v.clone()))
     return found

@@ -22,6 +22,7 @@ from blockdraft.engine.load import make_drafter, make_target
 from blockdraft.engine.probe import decode_alone
 from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.models.supported import context_of
 from blockdraft.speculate.drafters.kinds import load_checkpoint
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.text.kinds import loops
@@ -172,7 +173,7 @@ def prompts_to_decode(
     """
     if not config.tau_limit:
         return []
-    context: int = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
+    context = context_of(model)
     room = context - config.tau_max_tokens
     prompts = _named_prompts(config) if config.tau_prompts else []
     if prompts:

@@ -160,7 +160,10 @@ def test_every_shard_of_the_index_is_needed(tmp_path):
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "two.safetensors"}}))
     assert missing_parts(folder) == ["two.safetensors"]
-    index.write_text("{")
+    for damaged in ("{", "[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}'):
+        index.write_text(damaged)
+        assert missing_parts(folder) == ["a readable model.safetensors.index.json"]
+    index.write_bytes(b"\xff")
     assert missing_parts(folder) == ["a readable model.safetensors.index.json"]
 
 

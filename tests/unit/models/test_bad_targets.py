@@ -1,21 +1,26 @@
 """What cannot be a target is refused on one line, with the remedy, before its weights are read."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from blockdraft import LLM
 from blockdraft.bench.context.memory import kv_bytes_per_token
 from blockdraft.bench.speed.stock import StockGenerator
+from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import BlockdraftError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.supported import GENERATE
 from blockdraft.models.target.loading import load_target_model, target_without_weights
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.proof.agreement import compare_with_stock
 from blockdraft.text.tokenizer import load_tokenizer
 from tests.command_line import refusal
@@ -182,6 +187,62 @@ def test_a_model_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"does not know the model_type 'brandnew' of .*; inst"):
         LLM(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("family", ["llama", "Gemma4"])
+def test_tokens_that_see_later_ones_are_refused(family: str, tmp_path: Path) -> None:
+    """transformers follows such a config; an engine with a cache cannot."""
+    if family == "llama":
+        model = tiny_target(is_causal=False)
+    else:
+        options = {**IN_ONE_FORWARD[family], "use_bidirectional_attention": "all"}
+        model = build(family, options, torch.float32)
+    with pytest.raises((ModelError, NotPaged), match=r"see later ones|looks ahead"):
+        PagedTarget(model, Pages(9))
+    with pytest.raises(ModelError, match=r"so tokens see later ones, .*; use a causal LM"):
+        SequentialTarget(model)
+
+
+@pytest.mark.parametrize("context", [-1, 0, 15])
+def test_a_context_without_room_is_refused(context: int) -> None:
+    message = f"max_position_embeddings is {context} .* 16 positions at least"
+    with pytest.raises(ModelError, match=message):
+        SequentialTarget(tiny_target(max_position_embeddings=context))
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+def test_the_check_at_load_stays_within_a_small_context(kind: str) -> None:
+    """Positions behind the context have no embedding, or change rotations of type dynamic."""
+    options: dict[str, Any] = {"max_position_embeddings": 64}
+    if kind == "Llama":
+        rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+        model = tiny_target(rope_parameters=rope, **options)
+    else:
+        model = build(kind, options, torch.float32)
+    with PagedTarget(model, Pages(9)).released_after() as target:
+        target.check_row_invariance()
+
+
+def change_weight(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = change(tensors[name]).contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_weights_of_another_size_are_named_with_both_sizes(tmp_path: Path) -> None:
+    folder = tiny_target_folder(tmp_path)
+    change_weight(folder, lambda weight: weight[:90])
+    message = r"up_proj.weight is \[90, 64\] in its weights and \[96, 64\] by its config.json"
+    with pytest.raises(ModelError, match=message):
+        load_target_model(folder, torch.float32)
+
+
+def test_weights_that_are_no_numbers_are_told_from_rows_that_depend(tmp_path: Path) -> None:
+    folder = tiny_target_folder(tmp_path)
+    change_weight(folder, lambda weight: weight * torch.nan)
+    with pytest.raises(ModelError, match=r"logits are no numbers \(NaN\).*; fetch the model again"):
+        LLM(str(folder), None, dtype="float32")
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,29 @@ def test_shards_are_joined(folder):
     (folder / "model.safetensors").unlink()
     loaded = load_draft_model(folder).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in expected.items())
-    (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ModelError, match="damaged"):
+    for damaged in ("{}", "[]", '{"weight_map": {"fc.weight": 1}}'):
+        (folder / "model.safetensors.index.json").write_text(damaged)
+        with pytest.raises(ModelError, match="damaged"):
+            load_draft_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.tensor(torch.nan), "fc.weight in .* holds what is no finite number; copy"),
+        (torch.tensor(-torch.inf), "fc.weight in .* holds what is no finite number; copy"),
+        (torch.tensor(1, dtype=torch.int8), r"of type torch.int8; use a checkpoint in one of fl"),
+    ],
+)
+def test_weights_must_be_finite_numbers(folder, value, message):
+    change_weights(folder, lambda t: t | {"fc.weight": value.expand(t["fc.weight"].shape)})
+    with pytest.raises(ModelError, match=message):
         load_draft_model(folder)
+
+
+def test_large_weights_may_have_a_sum_that_overflows(folder):
+    change_weights(folder, lambda t: t | {"fc.weight": torch.full_like(t["fc.weight"], 3e38)})
+    assert load_draft_model(folder).fc.weight.isfinite().all()
 
 
 def test_every_kind_of_mismatch_is_counted_and_named(folder):

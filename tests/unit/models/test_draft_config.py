@@ -1,4 +1,5 @@
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -164,6 +165,8 @@ def test_to_dict_reads_back_equal(changes):
         ({"intermediate_size": 0}, "must be positive"),
         ({"layer_types": ["full_attention"]}, "names 1 layers"),
         ({"layer_types": "full_attention"}, "give a list"),
+        ({"layer_types": [["full_attention"]] * 3}, "give a list"),
+        ({"architectures": "DFlashDraftModel"}, "give a list"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear_att"),
         ({"layer_types": ["sliding_attention"] * 3}, "no sliding_window"),
         (
@@ -178,7 +181,21 @@ def test_to_dict_reads_back_equal(changes):
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "needs factor"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "one flat object"),
+        ({"rope_theta": "1e4"}, "rope_theta is '1e4' .*; give a number"),
+        ({"rope_theta": 0}, "rope_theta is 0 .*; it must be positive"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "is not supported"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor is 0 .* be positive"),
+        ({"nested": {"output_multiplier": 0}}, "output_multiplier is 0.0 .* be positive"),
+        ({"nested": {"output_multiplier": math.nan}}, "output_multiplier is nan .* be positive"),
+        ({"nested": {"input_embedding_scale": math.inf}}, "scale is inf .* be positive"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+                "rope_parameters": {"partial_rotary_factor": 0.5},
+            },
+            "partial_rotary_factor",
+        ),
     ],
 )
 def test_bad_values_are_named(changes, message):

@@ -285,6 +285,7 @@ def test_a_slice_gets_the_strides_of_a_fresh_tensor():
 def test_unknown_activation_and_broken_rope_are_model_errors():
     with pytest.raises(ModelError, match="'swishy' is unknown"):
         DraftModel(make_config(hidden_act="swishy"))
-    broken = {"rope_type": "linear", "rope_theta": 1e4, "factor": "two"}
+    broken = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0}
+    broken |= {"high_freq_factor": 4.0, "original_max_position_embeddings": "two"}
     with pytest.raises(ModelError, match="not usable"):
         DraftModel(make_config(rope=broken))

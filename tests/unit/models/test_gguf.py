@@ -30,6 +30,7 @@ from tests.tiny import tiny_target_folder
 from tests.tiny_gguf import write_gguf
 
 KNOWN = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0)
+IDS = torch.arange(2, 90)[None]
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +153,82 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelError, match=r"could not convert broken.gguf"):
         resolve_model(str(tmp_path / "broken.gguf"))
+
+
+ROPES = {
+    "linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    "yarn": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    },
+    "llama3": {},
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_rotations_are_scaled_as_the_file_says(kind: str, tmp_path: Path) -> None:
+    """transformers' reader leaves it out, and would give the answers of another model."""
+    parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    parameters["original_max_position_embeddings"] = 32
+    if kind == "llama3":
+        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    write_gguf(tmp_path / "tiny.gguf")
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    unscaled = stock(IDS).logits
+    config = stock.config
+    config.rope_parameters = parameters
+    rotation = type(stock.model.rotary_emb)(config=config)
+    more = {}
+    if kind == "llama3":
+        more["rope_freqs.weight"] = (stock.model.rotary_emb.inv_freq / rotation.inv_freq).numpy()
+    stock.model.rotary_emb = rotation
+    expected = stock(IDS).logits
+    assert (unscaled - expected).abs().max() > 0.1 * expected.abs().max()
+
+    write_gguf(tmp_path / "scaled.gguf", header=ROPES[kind], more=more)
+    with make_target("paged", load(tmp_path / "scaled.gguf"), layer_ids=()).released_after() as own:
+        own.check_row_invariance()
+        found = own.logits_of_split(IDS[0].tolist(), (IDS.shape[1],))
+    assert (found - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"rope.scaling.type": "longrope"}, "rope.scaling.type = 'longrope'"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.attn_factor": 2.0}, "attn_factor = 2.0"),
+        ({"attention.sliding_window": 64}, "attention.sliding_window = 64"),
+        ({"logit_scale": 0.5}, "logit_scale = 0.5"),
+        ({"attention.key_length": 64}, "rope.dimension_count = 32 and heads of 64"),
+        ({"attention.value_length": 16}, "attention.value_length = 16 and heads of 32"),
+    ],
+)
+def test_a_header_that_is_not_followed_is_refused(
+    header: dict[str, str | int | float], message: str, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", header=header)
+    with pytest.raises(ModelError, match=f"{message}, which is not supported .* --quantize"):
+        resolve_model(str(tmp_path / "tiny.gguf"))
+
+
+def test_tensors_without_a_place_or_of_another_size_are_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", more={"blk.0.attn_q.bias": np.ones(64, np.float32)})
+    with pytest.raises(ModelError, match=r"holds blk.0.attn_q.bias, for which the model has no"):
+        load(tmp_path / "tiny.gguf")
+    wide = {"blk.0.ffn_up.weight": np.ones((128, 64), np.float32)}
+    write_gguf(tmp_path / "wide.gguf", more=wide)
+    with pytest.raises(ModelError, match=r"ffn_up.weight \[128, 64\] instead of \[96, 64\]"):
+        load(tmp_path / "wide.gguf")
+
+
+def test_heads_of_qwen3_have_the_size_that_the_file_says(tmp_path: Path) -> None:
+    norms = {f"blk.0.attn_{n}_norm.weight": np.ones(32, np.float32) for n in ("q", "k")}
+    header = {"attention.key_length": 32, "attention.value_length": 32}
+    write_gguf(tmp_path / "tiny.gguf", architecture="qwen3", header=header, more=norms)
+    model = load(tmp_path / "tiny.gguf")
+    assert model.config.head_dim == 32
+    assert model(IDS).logits.isfinite().all()
 
 
 def test_a_tokenizer_beside_the_file_comes_first(tmp_path: Path) -> None:

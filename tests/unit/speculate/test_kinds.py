@@ -190,6 +190,14 @@ def test_a_config_is_read_back() -> None:
     assert Eagle3Config.from_dict(config.to_dict()) == config
 
 
+@pytest.mark.parametrize("kinds", [["sliding_attention"], [["full_attention"]], 3])
+def test_layers_of_other_kinds_are_refused(kinds: object) -> None:
+    raw = make_model().config.to_dict()
+    assert Eagle3Config.from_dict(raw | {"layer_types": ["full_attention"] * 28}).head_dim
+    with pytest.raises(ModelError, match="windows are not supported in EAGLE-3 drafters"):
+        Eagle3Config.from_dict(raw | {"layer_types": kinds})
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tiny_target_folder(tmp_path)

@@ -29,7 +29,7 @@ class Contexts:
 
 
 class Drafter(LazyContext):
-    context_shapes = context_weight = fresh_context = _draft_rows = _project = None
+    fresh_context = _draft_rows = _project = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -75,7 +75,7 @@ def _full_mask(*args: Any, **kwargs: Any) -> Tensor:
     Never None: transformers leaves the mask out where no key lies ahead of a query, and its cache
     would then hold no padding. Ours hands out whole buffers.
     """
-    kwargs["allow_is_causal_skip"] = False
+    kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     visible: Tensor | None = sdpa_mask(*args, **kwargs)
     assert visible is not None
     return visible

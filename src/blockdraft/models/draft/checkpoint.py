@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
+from blockdraft.hub.folder import read_index
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -39,6 +41,9 @@ _FOREIGN_TENSORS = {
 
 _OF_DFLASH2 = ("attention_conv.", "mlp_conv.", "candidate_selector.")
 """Parts of tensor names that only a DFlash 2 drafter has."""
+
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Of weights. Others come with scales, which are no part of a drafter in the published layout."""
 
 _NUM_SHOWN = 3
 
@@ -103,7 +108,7 @@ def check_tensors(
 
     Raises:
         ModelError: they differ; says how many tensors are missing, unexpected and of a wrong
-            shape, and names the first few.
+            shape, and names the first few. Or one holds no numbers that a drafter can use.
     """
     for name in sorted(found):
         for part, what in _FOREIGN_TENSORS.items():
@@ -133,6 +138,20 @@ def check_tensors(
             f"the tensors in {folder} are not those of its {CONFIG_NAME}: {'; '.join(problems)}; "
             f"use the two files of one checkpoint"
         )
+    for name in sorted(found):
+        if (reason := _unusable(found[name])) is not None:
+            raise ModelError(f"{name} in {folder} {reason}")
+
+
+def _unusable(value: Tensor) -> str | None:
+    """What is wrong with the numbers of a weight, and the remedy."""
+    if value.dtype not in _DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        return f"is of type {value.dtype}; use a checkpoint in one of {names}"
+    # A sum is quick; one that overflows does not say that its numbers did.
+    if value.sum(dtype=torch.float32).isfinite() or value.isfinite().all():
+        return None
+    return "holds what is no finite number; copy the checkpoint again"
 
 
 def write_checkpoint(
@@ -188,9 +207,9 @@ def _weight_files(folder: Path) -> Iterable[Path]:
     if single.exists() or not index.exists():
         return [single]
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (KeyError, ValueError) as error:
-        raise ModelError(f"{index} is damaged ({error!r}); copy the checkpoint again") from error
+        names = set(read_index(index).values())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{index} is damaged ({error}); copy the checkpoint again") from error
     return [folder / name for name in sorted(names)]
 
 

@@ -1,5 +1,6 @@
 """The shape of a DFlash or DFlash 2 drafter (arXiv 2602.06036), and rules that its values keep."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
@@ -174,23 +175,16 @@ class DraftConfig:
 
 
 def _check_sizes(config: DraftConfig) -> None:
-    """Raise ModelError unless every size is positive and the heads divide."""
+    """Raise ModelError unless sizes and factors are positive and the heads divide."""
     for name in (
         *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "vocab_size", "target_hidden_size"),
         *("max_position_embeddings", "num_target_layers", "rms_norm_eps"),
-        *("final_logit_softcapping", "sliding_window"),
+        *("final_logit_softcapping", "sliding_window", "output_multiplier"),
+        "input_embedding_scale",
     ):
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            raise ModelError(f"{name} is {value} in the drafter's config; it must be positive")
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ModelError(
-            f"num_attention_heads {config.num_attention_heads} is not a multiple of "
-            f"num_key_value_heads {config.num_key_value_heads} in the drafter's config"
-        )
-    if config.head_dim % 2:
-        raise ModelError(f"head_dim is {config.head_dim} in the drafter's config; RoPE needs even")
+        check_positive(name, getattr(config, name))
+    check_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     if config.block_size < 2:
         raise ModelError(
             f"block_size is {config.block_size}; a block needs the anchor and at least one slot "
@@ -243,17 +237,38 @@ def _check_attention(config: DraftConfig) -> None:
 def check_rope(rope: Mapping[str, Any]) -> None:
     """Raise ModelError unless the kind of RoPE is supported and complete."""
     kind = rope.get("rope_type")
-    if kind not in _ROPE_KEYS:
+    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         raise ModelError(f"rope_type {kind!r} is not supported; known: {', '.join(_ROPE_KEYS)}")
-    if missing := [key for key in ("rope_theta", *_ROPE_KEYS[kind]) if rope.get(key) is None]:
+    needed = ("rope_theta", *_ROPE_KEYS[kind])
+    if missing := [key for key in needed if rope.get(key) is None]:
         raise ModelError(f"rope_type {kind!r} needs {', '.join(missing)} in the drafter's config")
+    for key in needed:
+        if isinstance(rope[key], bool) or not isinstance(rope[key], int | float):
+            raise ModelError(f"{key} is {rope[key]!r} in the drafter's config; give a number")
+        check_positive(key, rope[key])
+
+
+def check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raise ModelError unless heads can share keys and be rotated."""
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads "
+            f"{num_kv_heads} in the drafter's config; correct one of them"
+        )
+    if head_dim % 2:
+        raise ModelError(f"head_dim is {head_dim} in the drafter's config; RoPE needs even")
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raise ModelError unless a value of a drafter's config, if it has one, is positive."""
+    if value is not None and not 0 < value < math.inf:
+        raise ModelError(f"{name} is {value} in the drafter's config; it must be positive")
 
 
 def _check_dflash2(config: DraftConfig, added: DFlash2Config) -> None:
     """Raise ModelError unless the convolutions and the selector fit the drafter."""
     for name, value in asdict(added).items():
-        if value <= 0:
-            raise ModelError(f"{name} is {value} in the drafter's config; it must be positive")
+        check_positive(name, value)
     if config.hidden_size % added.conv_group_size:
         raise ModelError(
             f"conv_group_size {added.conv_group_size} does not divide hidden_size "

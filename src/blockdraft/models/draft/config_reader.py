@@ -247,8 +247,22 @@ def _unsupported(setting: str, what: str) -> ModelError:
     )
 
 
+def architectures_of(raw: Mapping[str, Any]) -> list[str]:
+    """Those that a `config.json` names, which may be none.
+
+    Raises:
+        ModelError: it names them in another form than a list.
+    """
+    names = raw.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(
+            f"architectures is {names!r} in the drafter's config.json; give a list of names"
+        )
+    return names
+
+
 def _architectures(raw: Mapping[str, Any]) -> list[str]:
-    return [str(name) for name in raw.get("architectures") or [ARCHITECTURE]]
+    return architectures_of(raw) or [ARCHITECTURE]
 
 
 def _read_layer_ids(
@@ -289,7 +303,7 @@ def _read_attention(
     if kinds is None:
         first = reader.integer("max_window_layers", 28) if use_sliding and window else num_layers
         kinds = ["full_attention" if i < first else sliding for i in range(num_layers)]
-    if not isinstance(kinds, list):
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise ModelError(f"layer_types is {kinds!r}; give a list with one kind a layer")
     if sliding not in kinds:
         return tuple(kinds), None, causal
@@ -321,10 +335,11 @@ def read_rope(raw: Mapping[str, Any]) -> dict[str, Any]:
         rope["rope_type"] = "default"  # of text: the three positions of a token are equal
     theta = (scaling.get("rope_theta"), parameters.get("rope_theta"), raw.get("rope_theta"))
     rope["rope_theta"] = next((value for value in theta if value is not None), DEFAULT_ROPE_THETA)
-    partial = rope.pop("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ModelError(
-            f"partial_rotary_factor is {partial!r}; only drafters that rotate whole heads (1.0) "
-            f"are supported"
-        )
+    rope.pop("partial_rotary_factor", None)
+    for place in (scaling, parameters, raw):
+        if (partial := place.get("partial_rotary_factor")) not in (None, 1.0):
+            raise ModelError(
+                f"partial_rotary_factor is {partial!r}; only drafters that rotate whole heads "
+                f"(1.0) are supported"
+            )
     return rope

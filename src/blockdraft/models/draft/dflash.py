@@ -22,7 +22,7 @@ from transformers import Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import ModelError, reason_of
 from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.draft.attention import ScoreMask, attend
 from blockdraft.models.draft.candidate_selector import CandidateSelector, lattice_of
@@ -108,10 +108,11 @@ def _rope_frequencies(config: AnyDraftConfig) -> tuple[Tensor, float]:
             rope_parameters=dict(config.rope),
         )
         frequencies, scale = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](model_config)
-    except (KeyError, TypeError, ValueError) as error:
+    # transformers raises any type for broken parameters.
+    except Exception as error:
         raise ModelError(
-            f"the drafter's RoPE parameters {dict(config.rope)} are not usable: {error}; "
-            f"correct rope_scaling in its config.json"
+            f"the drafter's RoPE parameters {dict(config.rope)} are not usable: "
+            f"{reason_of(error)}; correct rope_scaling in its config.json"
         ) from error
     return frequencies.float(), float(scale)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft.config import DraftConfig, check_rope
+from blockdraft.models.draft.config import DraftConfig, check_heads, check_positive, check_rope
 from blockdraft.models.draft.config_reader import UNSUPPORTED, Reader, read_rope
 from blockdraft.models.draft.speculators_layout import MARK, with_defaults, zero_based
 
@@ -81,19 +81,8 @@ class Eagle3Config:
             *("head_dim", "vocab_size", "draft_vocab_size", "target_hidden_size"),
             *("max_position_embeddings", "rms_norm_eps"),
         ):
-            if getattr(self, name) <= 0:
-                raise ModelError(
-                    f"{name} is {getattr(self, name)} in the drafter's config; it must be positive"
-                )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ModelError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads} in the drafter's config"
-            )
-        if self.head_dim % 2:
-            raise ModelError(
-                f"head_dim is {self.head_dim} in the drafter's config; RoPE needs even"
-            )
+            check_positive(name, getattr(self, name))
+        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
         if self.draft_vocab_size > self.vocab_size:
             raise ModelError(
                 f"draft_vocab_size {self.draft_vocab_size} is more than vocab_size "
@@ -227,9 +216,10 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
                     f"the drafter's config.json has {key} = {place[key]!r}: it is a variant of "
                     "EAGLE-3 that is not supported yet; use one with a single plain decoder layer"
                 )
-    if "sliding_attention" in (raw.get("layer_types") or []):
+    kinds = raw.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise ModelError(
-            f"the drafter's config.json has layer_types = {raw['layer_types']!r}: windows are not "
+            f"the drafter's config.json has layer_types = {kinds!r}: windows are not "
             "supported in EAGLE-3 drafters yet; use one with full attention"
         )
     if unknown := sorted(set(nested) - _NESTED_KEYS):

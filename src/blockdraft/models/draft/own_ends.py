@@ -3,7 +3,6 @@
 Most take all three from the target. The head may know a part of the vocabulary only.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
+from blockdraft.hub.folder import read_index
 from blockdraft.models.draft.checkpoint import WEIGHTS_NAME, plain_name
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.speculators_layout import (
@@ -103,11 +103,11 @@ def _tensor_names(folder: Path) -> set[str]:
     index = folder / f"{WEIGHTS_NAME}.index.json"
     try:
         if index.is_file():
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            names = set(read_index(index))
         elif (folder / WEIGHTS_NAME).is_file():
             with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
                 names = set(file.keys())
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"cannot read {folder} ({error}); copy the checkpoint again") from error
     return {plain_name(name) for name in names}
 

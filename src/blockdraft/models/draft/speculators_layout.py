@@ -108,6 +108,7 @@ def draft_vocabulary_of(tensors: dict[str, Tensor], vocab_size: int, folder: Pat
     if known is not None:
         found = known.bool().flatten().nonzero().flatten()
     if offsets is not None:
+        offsets = offsets.flatten()
         ids = offsets.long() + torch.arange(len(offsets))
         if found is not None and not torch.equal(ids, found):
             raise ModelError(

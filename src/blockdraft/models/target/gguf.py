@@ -35,6 +35,8 @@ from blockdraft.models.layers.quantized import (
 )
 
 _PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
+_ROTATION_FACTORS = "rope_freqs.weight"
+"""By what each frequency of the rotation is divided: so files say RoPE of type llama3."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +47,14 @@ def load_gguf_model(
     """The model of a folder with the weights of a GGUF file, in evaluation mode.
 
     Raises:
-        ModelError: the file lacks a weight.
+        ModelError: the file lacks a weight, or has one that the model does not.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     _make_rotations(model, config, device)
     reader = gguf.GGUFReader(path)
-    _read(reader, model, dtype, device)
+    _read(reader, path, model, dtype, device)
     _tie(model)
     missing = sorted(
         name
@@ -60,10 +62,7 @@ def load_gguf_model(
         if held.device.type == "meta"
     )
     if missing:
-        raise ModelError(
-            f"{path} lacks {missing[0]} and {len(missing) - 1} more; use the model's original "
-            "Hugging Face folder with --quantize"
-        )
+        raise _unsupported(path, f"lacks {missing[0]} and {len(missing) - 1} more")
     give_back_memory()
     logger.info("weights of %s take %.3g GiB", path.name, num_bytes(model) / 2**30)
     warn_if_slow(model)
@@ -93,8 +92,14 @@ def _halves(part: np.ndarray) -> Tensor:
     return _copied(part).view(torch.float16)[..., 0]
 
 
+def _unsupported(path: Path, what: str) -> ModelError:
+    return ModelError(
+        f"{path} {what}; use the model's original Hugging Face folder with --quantize"
+    )
+
+
 def _read(
-    reader: Any, model: PreTrainedModel, dtype: torch.dtype, device: torch.device | str
+    reader: Any, path: Path, model: PreTrainedModel, dtype: torch.dtype, device: torch.device | str
 ) -> None:
     """Give a model on the meta device its parameters."""
     architecture = reader.get_field("general.architecture").contents()
@@ -103,10 +108,17 @@ def _read(
     read: Counter[Kind] = Counter()
     dequantized: Counter[Kind] = Counter()
     for tensor in reader.tensors:
-        if tensor.name not in names:
+        if tensor.name == _ROTATION_FACTORS:
+            _slow_down(model, torch.from_numpy(np.array(tensor.data, dtype=np.float32)))
             continue
+        if tensor.name not in names:
+            # transformers leaves it out without a word.
+            raise _unsupported(path, f"holds {tensor.name}, for which the model has no place")
         module_name, _, part = names[tensor.name].rpartition(".")
         module = model.get_submodule(module_name)
+        shape, expected = [*map(int, reversed(tensor.shape))], [*getattr(module, part).shape]
+        if shape != expected:
+            raise _unsupported(path, f"holds {tensor.name} {shape} instead of {expected}")
         is_known = part == "weight" and type(module) in (nn.Linear, nn.Embedding)
         grouped = in_groups(tensor.data, tensor.tensor_type, dtype) if is_known else None
         if grouped is not None:
@@ -159,6 +171,14 @@ def _make_rotations(model: PreTrainedModel, config: Any, device: torch.device | 
     for module in list(model.modules()):
         if any(buffer.device.type == "meta" for buffer in module.buffers(recurse=False)):
             replace_module(model, module, type(module)(config=config).to(device))
+
+
+def _slow_down(model: PreTrainedModel, factors: Tensor) -> None:
+    """Divide the frequencies [head_dim / 2] of a model's rotations."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name in ("inv_freq", "original_inv_freq"):
+                buffer /= factors.to(buffer.device)
 
 
 def _counted(kinds: Mapping[Kind, int]) -> str:

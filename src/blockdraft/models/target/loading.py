@@ -123,6 +123,8 @@ def load_target_model(
             dtype=dtype,
             local_files_only=True,
             output_loading_info=True,
+            # Else transformers says which differ in a table on the terminal only.
+            ignore_mismatched_sizes=True,
             device_map=device_map,
             trust_remote_code=trust_remote_code,
             **({"config": config} if _unpacks_at_load(folder, config) else {}),
@@ -133,9 +135,7 @@ def load_target_model(
         if (method := _quantized_by(folder)) is not None:
             raise _not_quantized_here(folder, method, error) from error
         raise _unusable(folder, error) from error
-    # transformers only warns, and fills in random numbers.
-    if missing := sorted(report["missing_keys"]):
-        raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
+    _check_weights(folder, report)
     assert isinstance(model, PreTrainedModel)
     if _quantized_by(folder) is not None and not is_quantized(model) and dtype.itemsize > 2:
         # transformers unpacked it (fp8, mxfp4), and left its other weights as they are stored.
@@ -144,6 +144,23 @@ def load_target_model(
     if quantize is not None:
         quantize_model(model, quantize)
     return model
+
+
+def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
+    """Refuse weights that do not fill a model: transformers warns, and fills in random numbers.
+
+    Of weights that the model has no place for it warns too, and they stay unused: some folders
+    hold parts that are for training, or for images.
+    """
+    if differing := sorted(report["mismatched_keys"]):
+        name, found, expected = differing[0]
+        raise _unusable(
+            folder,
+            f"{name} is {list(found)} in its weights and {list(expected)} by its config.json "
+            f"({len(differing) - 1} more differ)",
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
 
 
 def leave_cudnn_attention_out(device: str) -> None:
@@ -210,6 +227,8 @@ def _not_quantized_here(folder: Path, method: str, reason: Exception) -> ModelEr
 
 
 def _first_line(reason: object) -> str:
+    if isinstance(reason, KeyError):
+        return f"{reason} is unknown or missing"
     return str(reason).strip().split("\n")[0].rstrip(".") or type(reason).__name__
 
 

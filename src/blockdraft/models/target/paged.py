@@ -35,6 +35,7 @@ _PROBE, _NEIGHBOR = -1, -2
 """Keys of the sequences of the self-test; those of the engine are not negative."""
 DEFAULT_STATE_BYTES = 2**28
 NEIGHBOR_LEN = 2 * PAGE_SIZE + 3
+"""Tokens of the second one, where the context holds as many."""
 
 NO_PLACES: Mapping[int, int] = {}
 """Every position lies at its own place."""
@@ -324,14 +325,14 @@ class PagedTarget(TransformersTarget):
     @torch.inference_mode()
     def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:
         """See TransformersTarget.logits_of_split. Every second forward has other sequences too."""
-        with self._opened(_PROBE, len(token_ids)), self._opened(_NEIGHBOR, NEIGHBOR_LEN):
+        with self._opened(_PROBE, len(token_ids)), self._opened(_NEIGHBOR, self._neighbor_len):
             return self._logits_behind(token_ids, 0, split)
 
     @torch.inference_mode()
     def logits_at_border(self, token_ids: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         """See TransformersTarget.logits_at_border; the pages before are copies of one."""
         tail, end = sum(TAIL_SPLIT), start + len(token_ids)
-        with self._opened(_PROBE, end), self._opened(_NEIGHBOR, NEIGHBOR_LEN):
+        with self._opened(_PROBE, end), self._opened(_NEIGHBOR, self._neighbor_len):
             first, whole = PackedRows(), PackedRows()
             self._add(first, _PROBE, token_ids[:PAGE_SIZE], 0, 0)
             self._run(first)
@@ -342,6 +343,10 @@ class PagedTarget(TransformersTarget):
             together, _ = self._run(whole)
             self.truncate(_PROBE, end - tail)
             return together, self._logits_behind(token_ids[-tail:], end - tail, TAIL_SPLIT)
+
+    @property
+    def _neighbor_len(self) -> int:
+        return min(NEIGHBOR_LEN, self.max_context)
 
     @contextmanager
     def _opened(self, key: int, num_tokens: int) -> Iterator[None]:
@@ -364,7 +369,7 @@ class PagedTarget(TransformersTarget):
         for index, length in enumerate(split):
             own, rows = token_ids[done : done + length], PackedRows()
             if index % 2:
-                self._add(rows, _NEIGHBOR, [own[0]] * 3, NEIGHBOR_LEN - 3, 0)
+                self._add(rows, _NEIGHBOR, [own[0]] * 3, self._neighbor_len - 3, 0)
             self._add(rows, _PROBE, own, start + done, length)
             if index % 2:
                 self._add(rows, _NEIGHBOR, own[:1], 5, 0)

@@ -24,6 +24,7 @@ from blockdraft.models.layers.row_blocks import keep_rows_apart, keeps_any_rows
 from blockdraft.models.supported import (
     GENERATE,
     check_supported,
+    context_of,
     decoder_layers,
     is_quantized,
 )
@@ -65,7 +66,7 @@ class TransformersTarget:
         self.recorder: Recorder = NO_RECORDER
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.max_context: int = getattr(config, "max_position_embeddings", 2**31)
+        self.max_context = context_of(model)
         self.layer_ids = tuple(layer_ids)
         check_supported(model, self.layer_ids, exact=exact)
         self.layers = decoder_layers(model)
@@ -152,7 +153,8 @@ class TransformersTarget:
         the key tiles. Longer contexts are not tested here.
 
         Raises:
-            RowsDepend: some company changes some logit, or the model does not run.
+            RowsDepend: some company changes some logit, logits are no numbers, or the model does
+                not run.
         """
         generator = torch.Generator().manual_seed(seed)
         # Half of what fits: others share the memory.
@@ -171,6 +173,12 @@ class TransformersTarget:
                 f"{self._described} does not run: {reason}; use another dtype or another model"
             ) from error
         if split is not None:
+            if self.logits_of_split(ids[: sum(splits[0])], splits[0]).isnan().any():
+                wider = "" if self.model.dtype == torch.float32 else ", or use float32"
+                raise RowsDepend(
+                    f"{self._described}: its logits are no numbers (NaN), as those of damaged "
+                    f"weights or of a config of another model are; fetch the model again{wider}"
+                )
             raise RowsDepend(
                 f"{self._described}: logits change with the number of rows (forwards of {split} "
                 f"tokens), so drafted output may differ from plain; use {self._remedy}"

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from blockdraft.cache.paged_kv import LayerShape
 from blockdraft.core.errors import RequestError
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Work
@@ -45,6 +44,7 @@ class DFlashDrafter(LazyContext):
 
     kind = "dflash"
     cost: DraftCost = "block"
+    model: DraftModel
 
     def __init__(
         self,
@@ -238,17 +238,6 @@ class DFlashDrafter(LazyContext):
         """See Drafter.committed. Features wait until someone drafts behind them."""
         if features is not None:
             self._keep(row, features)
-
-    @property
-    def context_shapes(self) -> list[LayerShape]:
-        """See LazyContext."""
-        return PagedContexts.shapes(self.model.config)
-
-    @property
-    def context_weight(self) -> Tensor:
-        """See LazyContext."""
-        weight: Tensor = self.model.fc.weight
-        return weight
 
     def fresh_context(self, token_ids: Sequence[int], features: Tensor | None) -> list[LayerKV]:
         """See LazyContext."""

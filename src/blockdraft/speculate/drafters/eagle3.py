@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blockdraft.cache.paged_kv import LayerShape
 from blockdraft.core.plan import Proposal
 from blockdraft.core.recorder import Work
 from blockdraft.core.sequence import Row
@@ -19,7 +18,6 @@ from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.draft.context import LayerKV
 from blockdraft.models.draft.eagle3 import Eagle3Model
 from blockdraft.models.draft.eagle3_kernels import kernel_eagle3
-from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.draft.pair_contexts import PairContexts, SeparatePairs, shifted
 from blockdraft.models.draft.waiting_features import Waiting
 from blockdraft.models.layers.packed import packed_copy
@@ -45,6 +43,7 @@ class Eagle3Drafter(LazyContext):
 
     kind = "eagle3"
     cost: DraftCost = "level"
+    model: Eagle3Model
     contexts: PairContexts
 
     def __init__(
@@ -99,17 +98,6 @@ class Eagle3Drafter(LazyContext):
         token_ids = [i for waiting in piece for i in self.contexts.token_ids(waiting)]
         positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
         return [self._keys_values(token_ids, features, positions)]
-
-    @property
-    def context_shapes(self) -> list[LayerShape]:
-        """See LazyContext."""
-        return PagedContexts.shapes(self.model.config)
-
-    @property
-    def context_weight(self) -> Tensor:
-        """See LazyContext."""
-        weight: Tensor = self.model.fc.weight
-        return weight
 
     def fresh_context(self, token_ids: Sequence[int], features: Tensor | None) -> list[LayerKV]:
         """See LazyContext. No pair stands at position 0, and nobody looks there."""

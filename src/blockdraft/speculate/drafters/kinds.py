@@ -19,6 +19,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.models.draft.config import ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS
+from blockdraft.models.draft.config_reader import architectures_of
 from blockdraft.models.draft.context import DraftContexts
 from blockdraft.models.draft.dflash import DraftModel, load_draft_model
 from blockdraft.models.draft.eagle3 import Eagle3Model
@@ -241,8 +242,11 @@ def kind_of(config: Mapping[str, Any]) -> str:
     EAGLE-3 has been published under many names, and also under that of the layer's model, where the
     draft vocabulary tells. Any other language model is a draft model. What names no architecture at
     all is read as DFlash, whose reader says what it is instead.
+
+    Raises:
+        ModelError: the names of its architectures are no list.
     """
-    named = [str(name) for name in config.get("architectures") or []]
+    named = architectures_of(config)
     for name in named:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]

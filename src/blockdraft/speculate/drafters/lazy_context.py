@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockdraft.cache.paged_kv import LayerShape
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.core.sequence import Row
 from blockdraft.models.draft.context import ContextSpan, DraftContexts, LayerKV
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.eagle3 import Eagle3Model
 from blockdraft.models.draft.waiting_features import Waiting
 
 MAX_PROJECTED = 512
@@ -42,6 +43,7 @@ class _Context:
 class LazyContext(ABC):
     """Knows of each sequence how much of its context is written, and catches up when asked."""
 
+    model: DraftModel | Eagle3Model
     contexts: DraftContexts
 
     def __init__(self) -> None:
@@ -56,16 +58,6 @@ class LazyContext(ABC):
     @abstractmethod
     def _project(self, piece: list[Waiting]) -> list[LayerKV]:
         """Keys and values of what waits, per layer, each [1, kv_heads, tokens, head_dim]."""
-
-    @property
-    @abstractmethod
-    def context_shapes(self) -> list[LayerShape]:
-        """kv_heads and head_dim of each layer of the context."""
-
-    @property
-    @abstractmethod
-    def context_weight(self) -> Tensor:
-        """A weight of the precision and on the device of the context."""
 
     @abstractmethod
     def fresh_context(self, token_ids: Sequence[int], features: Tensor | None) -> list[LayerKV]:
