@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.interface import (
+from blockdraft.kernels.recurrence_interface import (
     Convolution,
     DeltaRule,
-    Norm,
     Recurrence,
     RecurrentInputs,
     SelectiveScan,
     ShortConvolution,
 )
+from blockdraft.kernels.weights import Norm
 
 NUM_ROWS = 23
 

@@ -12,8 +12,8 @@ from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.cpu.products import GroupProduct
-from blockdraft.kernels.interface import GROUP, GroupWeight
 from blockdraft.kernels.torch.groups import GroupLinear
+from blockdraft.kernels.weights import GROUP, GroupWeight
 from blockdraft.models.layers import experts
 from blockdraft.models.layers.quantized import dequantize, quantize_model
 from blockdraft.speculate.drafters.base import Drafter

@@ -19,7 +19,7 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.cache.states import StateLayer
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.recurrence import NativeRecurrence
-from blockdraft.kernels.interface import (
+from blockdraft.kernels.recurrence_interface import (
     Convolution,
     Recurrence,
     RecurrentInputs,

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.interface import Norm, Scoring
+from blockdraft.kernels.interface import Scoring
 from blockdraft.kernels.torch.attention import grouped_attention
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.target.loading import DTYPES
 from gpucheck.clock import seconds_of
 from gpucheck.notes import Notes, first_line

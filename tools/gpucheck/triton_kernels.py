@@ -11,8 +11,9 @@ from torch import Tensor
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.kernels.backends import backend_for, card_kernels
-from blockdraft.kernels.interface import Backend, Norm, Scoring, Span
+from blockdraft.kernels.interface import Backend, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from gpucheck.clock import seconds_of
 from gpucheck.notes import Notes, first_line

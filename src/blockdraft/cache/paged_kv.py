@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.kernels.interface import MAX_INT8, TILE
+from blockdraft.kernels.interface import TILE
+from blockdraft.kernels.weights import MAX_INT8
 
 LayerShape = tuple[int, int]
 """kv_heads and head_dim of one layer; zeros if it has no attention."""

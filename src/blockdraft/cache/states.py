@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from blockdraft.cache.kv import Capacity, KVCache, KVLayer
-from blockdraft.kernels.interface import RecurrentState, RecurrentStep
+from blockdraft.kernels.recurrence_interface import RecurrentState, RecurrentStep
 
 LayerKind = Literal["kv", "state", "both"]
 """What a layer remembers; one without a memory is "kv" and stays empty."""

@@ -7,25 +7,21 @@ to the bit. Model code gets one from `backends.backend_for` and knows none by na
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockdraft.kernels.recurrence_interface import Recurrence, RecurrentStep
+from blockdraft.kernels.weights import AnyWeight, Norm
+
 TILE = 64
 """Tokens of a page of keys and values, and keys of a tile of attention by native kernels."""
-
 Rotation = tuple[Tensor, Tensor]
 """cos and signed sin of each row, [.., rows, 1, head_dim]: halves of a head turn by the same
 angles, and the sign of the rotated first half is in the sine."""
-MAX_INT8 = 127
-"""The largest number of an int8 weight; the smallest is its opposite."""
-GROUP = 32
-"""Inputs that share a scale in a GroupWeight."""
-GROUP_LEVELS = 2**15 - 1
-"""The largest whole number of a row that is multiplied with one."""
 Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]
 
@@ -55,18 +51,6 @@ class RowRule:
         while multiple * num_weights <= self.small_work:
             multiple *= 2
         return replace(self, row_multiple=multiple)
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """Over the root of the mean square, times weight [size].
-
-    rounds_first: to the tensor's type before the weight is applied, and after it again, as Llama's.
-    """
-
-    weight: Tensor
-    eps: float
-    rounds_first: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,139 +88,6 @@ class Span:
     def seen_page_ids(self) -> Sequence[int]:
         """The pages that the rows may look at."""
         return self.page_ids[: -(-self.end // TILE)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Int8Weight:
-    """A weight in whole numbers up to MAX_INT8, close to the one that it was made of.
-
-    values: [outputs, inputs], int8. scales: [outputs], float32, what one of each output counts.
-    dtype: of the rows that it is multiplied with.
-
-    A product makes whole numbers of every row too: of the largest, `num_levels`. Their sums are
-    exact in any order, so all backends have the same bits.
-    """
-
-    values: Tensor
-    scales: Tensor
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, weight: Tensor) -> Self:
-        """The closest one, with the largest number of each output at its end of int8."""
-        wide = weight.detach().float()
-        scales = wide.abs().amax(1) / MAX_INT8
-        values = (wide / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round()
-        return cls(values.to(torch.int8), scales, weight.dtype)
-
-    @property
-    def num_levels(self) -> int:
-        """The largest number of a row, such that no sum leaves int32, and no number int16."""
-        most = torch.iinfo(torch.int32).max // (MAX_INT8 * self.values.shape[1])
-        return min(most, torch.iinfo(torch.int16).max)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupWeight:
-    """A weight in whole numbers of 4 or 8 bits, those of GROUP inputs with a scale of their own.
-
-    numbers: [outputs, groups, GROUP], int8; or of 4 bits [outputs, groups, GROUP / 2], uint8, where
-    the first half of a group lies in the lower halves of the bytes and the second in the upper
-    ones. scales: [outputs, groups], float16, what one counts. minimums: the same shape, added to
-    each; None if they are all 0. dtype: of the rows that it is multiplied with.
-
-    These are the blocks Q8_0 and Q4_1 of GGUF. A product makes whole numbers of GROUP inputs of a
-    row too, of the largest GROUP_LEVELS. Sums over a group are exact in any order; those of the
-    groups are added up in float32, in their order, each step rounded alone. So all backends have
-    the same bits.
-    """
-
-    numbers: Tensor
-    scales: Tensor
-    minimums: Tensor | None
-    dtype: torch.dtype
-
-    @property
-    def num_bits(self) -> int:
-        """Of a number."""
-        return 4 if self.numbers.dtype == torch.uint8 else 8
-
-    @property
-    def shape(self) -> torch.Size:
-        """Outputs and inputs."""
-        outputs, groups = self.scales.shape
-        return torch.Size((outputs, groups * GROUP))
-
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
-        return self.numbers.device
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all that it holds."""
-        return sum(part.nbytes for part in self._parts)
-
-    @property
-    def _parts(self) -> list[Tensor]:
-        parts = self.numbers, self.scales, self.minimums
-        return [part for part in parts if part is not None]
-
-    def at(self, outputs: Tensor | slice) -> "GroupWeight":
-        """Only some outputs, in the order and the shape asked for."""
-        minimums = None if self.minimums is None else self.minimums[outputs]
-        return replace(
-            self,
-            numbers=self.numbers[outputs],
-            scales=self.scales[outputs],
-            minimums=minimums,
-        )
-
-    def to(self, device: torch.device | str) -> "GroupWeight":
-        """The same on a device."""
-        minimums = None if self.minimums is None else self.minimums.to(device)
-        return replace(
-            self,
-            numbers=self.numbers.to(device),
-            scales=self.scales.to(device),
-            minimums=minimums,
-        )
-
-    def unpacked(self) -> Tensor:
-        """The whole numbers, [outputs, groups, GROUP], int8."""
-        if self.num_bits == 8:
-            return self.numbers
-        return torch.cat((self.numbers & 15, self.numbers >> 4), dim=-1).to(torch.int8)
-
-    def dequantized(self) -> Tensor:
-        """What it stands for, [.., inputs], float32."""
-        values = self.unpacked() * self.scales.float()[..., None]
-        if self.minimums is not None:
-            values += self.minimums.float()[..., None]
-        return values.flatten(-2)
-
-
-def joined_groups(weights: Sequence[GroupWeight]) -> GroupWeight:
-    """The outputs of several weights, one after another.
-
-    Raises:
-        TypeError: they are not of one kind.
-    """
-    first = weights[0]
-    kinds = {(one.num_bits, one.minimums is None, one.dtype, one.shape[1]) for one in weights}
-    if len(kinds) > 1:
-        raise TypeError("weights of several kinds do not lie side by side")
-    minimums = [one.minimums for one in weights if one.minimums is not None]
-    return replace(
-        first,
-        numbers=torch.cat([one.numbers for one in weights]),
-        scales=torch.cat([one.scales for one in weights]),
-        minimums=torch.cat(minimums) if minimums else None,
-    )
-
-
-AnyWeight = Tensor | Int8Weight | GroupWeight
-"""What a linear layer is made of."""
 
 
 class Linear(Protocol):
@@ -306,156 +157,6 @@ class KVPages(Protocol):
         """[2, kv_heads, n * TILE, head_dim] of pages [n], valid until the next call.
 
         moves: slots [m], and the places in what is returned where their keys and values go.
-        """
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Convolution:
-    """Causal, of each channel by itself: weight [channels, taps], bias [channels]."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeltaRule:
-    """A gated delta rule: a state [key_dim, value_dim] of each head of values, and what is near it.
-
-    A convolution over the last inputs, with silu, gives queries, keys and values; the first two get
-    the length 1. Then each token decays the state, writes the difference between its value and
-    what its key reads, and reads with its query. The norm of that is multiplied with a gate.
-
-    convolution: of queries, keys and values side by side. num_heads: of keys, and of values.
-    decay_rates: [value heads], times softplus(input + bias) what is decayed in log space.
-    decay_biases: [value heads] or, where each of the keys' values decays by itself, [value heads,
-    key_dim]. write_scale: times sigmoid(input) what is written. norm: of each head, rounds first,
-    or nothing before its end. gate_is_sigmoid: or silu.
-    """
-
-    convolution: Convolution
-    num_heads: tuple[int, int]
-    key_dim: int
-    value_dim: int
-    decay_rates: Tensor
-    decay_biases: Tensor
-    write_scale: float
-    norm: Norm
-    gate_is_sigmoid: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SelectiveScan:
-    """The scan of Mamba 2: a state [head_dim, state_size] of each head, and what is near it.
-
-    A convolution over the last inputs, with silu, gives the inputs of the heads, and what writes
-    and reads the states, a row for each group of heads. The time step of a head is softplus(input +
-    bias). Each token decays the state by exp(-rate * step), adds step * input * what writes, reads,
-    and adds skip * input. The output is normed and multiplied with silu of a gate.
-
-    convolution: of heads' inputs, writers and readers side by side. num_heads: of groups, and of
-    heads. decay_rates, step_biases, skips: [heads]. start_limits: the least and the largest step of
-    the first token of a sequence; transformers scans that one, and its single steps have no limits.
-    norm: its weight is [heads * head_dim]; None for none. norm_groups: so many parts of a row are
-    normed by themselves. gates_first: before the norm, or behind it.
-    """
-
-    convolution: Convolution
-    num_heads: tuple[int, int]
-    state_size: int
-    head_dim: int
-    decay_rates: Tensor
-    step_biases: Tensor
-    skips: Tensor
-    start_limits: tuple[float, float]
-    norm: Norm | None
-    norm_groups: int
-    gates_first: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShortConvolution:
-    """A convolution over the last inputs, times a gate: its only state are these inputs."""
-
-    convolution: Convolution
-
-
-Recurrence = DeltaRule | SelectiveScan | ShortConvolution
-"""What a layer computes that remembers a sequence in a state of one size."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecurrentInputs:
-    """What a layer's products give its recurrence, [rows, ..] each; None where it takes none.
-
-    channels: of the convolution. gate: values of the output. decay: of a delta rule, as many as its
-    `decay_biases`; of a scan, its heads' steps. write: of a delta rule, [rows, value heads].
-    """
-
-    channels: Tensor
-    gate: Tensor
-    decay: Tensor | None = None
-    write: Tensor | None = None
-
-    def copied(self, first: int, end: int) -> "RecurrentInputs":
-        """Of some rows, in memory of their own."""
-        decay, write = self.decay, self.write
-        return RecurrentInputs(
-            self.channels[first:end].clone(),
-            self.gate[first:end].clone(),
-            None if decay is None else decay[first:end].clone(),
-            None if write is None else write[first:end].clone(),
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecurrentState:
-    """What a recurrence remembers of a sequence. Written once, then nobody changes it.
-
-    inputs: [taps - 1, channels], the last of the convolution, the latest last. matrices: one of
-    each head, float32, in the order in which the backend reads them; None of a convolution alone.
-    """
-
-    inputs: Tensor
-    matrices: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecurrentSpan:
-    """Rows of one sequence: the next ones of a call, behind a state, to a new one that is written.
-
-    before: None at the beginning of a sequence; or what another span before this one writes.
-    """
-
-    num_rows: int
-    before: RecurrentState | None
-    after: RecurrentState
-
-
-class RecurrentStep(Protocol):
-    """A recurrence, token by token."""
-
-    def new_state(self) -> RecurrentState:
-        """Room for one."""
-
-    def take_back(self, state: RecurrentState) -> None:
-        """Nobody holds a state any more, so its room may be that of another one."""
-
-    def matrices(self, state: RecurrentState) -> Tensor | None:
-        """Those of a state, [heads, ..] as the recurrence says; None of a convolution alone."""
-
-    def __call__(
-        self, inputs: RecurrentInputs, spans: Sequence[RecurrentSpan], *, reads: bool = True
-    ) -> Tensor | None:
-        """Write the states behind the spans, and return the output of their rows.
-
-        Rows behind those of the spans only fill up. Each row has the bits that it has alone,
-        wherever the rows before it were cut into spans and calls.
-
-        reads: False for the states alone. Else [rows, values of the gate], zeros of rows that fill
-        up.
-
-        Raises:
-            RuntimeError: sizes, types or layouts do not fit each other.
         """
 
 

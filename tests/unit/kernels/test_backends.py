@@ -17,9 +17,10 @@ from blockdraft.kernels.backends import backend_for, first_largest, widened
 from blockdraft.kernels.cpu.backend import NativeBackend
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.onednn import OneDnnBackend, supports_bfloat16
-from blockdraft.kernels.interface import Backend, LayerParts, Norm, Scoring, Span
+from blockdraft.kernels.interface import Backend, LayerParts, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.kernels.torch.vectors import in_whole_vectors
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.layers.layer import DecoderLayer

@@ -12,17 +12,10 @@ from blockdraft.kernels.backends import backend_for, reference_for
 from blockdraft.kernels.cpu import products
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.products import GroupProduct
-from blockdraft.kernels.interface import (
-    GROUP,
-    GROUP_LEVELS,
-    GroupWeight,
-    LayerParts,
-    Linear,
-    Norm,
-    joined_groups,
-)
+from blockdraft.kernels.interface import LayerParts, Linear
 from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.kernels.torch.int8 import SMALLEST
+from blockdraft.kernels.weights import GROUP, GROUP_LEVELS, GroupWeight, Norm, joined_groups
 from tests.guarded import check_stays_inside
 from tests.torch_threads import threads
 

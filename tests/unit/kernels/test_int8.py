@@ -15,9 +15,10 @@ from blockdraft.kernels.backends import backend_for, reference_for
 from blockdraft.kernels.cpu import products
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.products import Int8Product
-from blockdraft.kernels.interface import MAX_INT8, Backend, Int8Weight, LayerParts, Linear, Norm
+from blockdraft.kernels.interface import Backend, LayerParts, Linear
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.kernels.torch.int8 import SMALLEST, Int8Linear
+from blockdraft.kernels.weights import MAX_INT8, Int8Weight, Norm
 from tests.guarded import check_stays_inside
 from tests.small_llm import assert_nothing_left, load_llm, params
 from tests.torch_threads import threads

@@ -18,7 +18,8 @@ from blockdraft.kernels.cpu.ops import (
     rotate_heads_,
     store_context,
 )
-from blockdraft.kernels.interface import TILE, Norm, Scoring
+from blockdraft.kernels.interface import TILE, Scoring
+from blockdraft.kernels.weights import Norm
 from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")

@@ -11,7 +11,7 @@ from torch import Tensor
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.recurrence import NativeRecurrence
-from blockdraft.kernels.interface import (
+from blockdraft.kernels.recurrence_interface import (
     Recurrence,
     RecurrentInputs,
     RecurrentSpan,

@@ -20,8 +20,9 @@ from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.plan import Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.backends import card_kernels
-from blockdraft.kernels.interface import Backend, Norm, Scoring, Span
+from blockdraft.kernels.interface import Backend, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.attention.visibility import CAUSAL, Visibility
 from blockdraft.models.target import static_forward

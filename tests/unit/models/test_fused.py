@@ -24,7 +24,7 @@ from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.kernels.cpu.ops import TiledAttention
-from blockdraft.kernels.interface import Norm
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.attention.exact import EXACT_ATTENTION
 from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.layers import fused

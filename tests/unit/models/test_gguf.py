@@ -17,7 +17,7 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.engine.start_key import start_key
 from blockdraft.hub.folder import GGUF_NAME, gguf_file
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.kernels.interface import GROUP
+from blockdraft.kernels.weights import GROUP
 from blockdraft.measure.identity import hash_model
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.models.layers.quantized import QuantizedEmbedding, QuantizedLinear, dequantize

@@ -17,7 +17,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.cpu.products import GroupProduct
-from blockdraft.kernels.interface import GROUP
+from blockdraft.kernels.weights import GROUP
 from blockdraft.measure.setting import describe_setting
 from blockdraft.models.arithmetic import target_rates
 from blockdraft.models.layers.fused import FusedLayer, drop_quantized

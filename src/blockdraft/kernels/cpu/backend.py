@@ -35,27 +35,23 @@ from blockdraft.kernels.cpu.products import (
 )
 from blockdraft.kernels.cpu.recurrence import NativeRecurrence, knows
 from blockdraft.kernels.interface import (
-    AnyWeight,
-    GroupWeight,
     HeadParts,
-    Int8Weight,
     KVPages,
     Largest,
     LayerParts,
     LayerStack,
     Linear,
-    Norm,
     PagedAttention,
     PagedRows,
-    Recurrence,
-    RecurrentStep,
     Rotation,
     RowRule,
     Scoring,
     Span,
     WholeLayer,
 )
+from blockdraft.kernels.recurrence_interface import Recurrence, RecurrentStep
 from blockdraft.kernels.torch.activations import is_silu
+from blockdraft.kernels.weights import AnyWeight, GroupWeight, Int8Weight, Norm
 
 
 def cpu_backend(dtype: torch.dtype) -> OneDnnBackend:

@@ -23,7 +23,8 @@ from blockdraft.kernels.cpu.ops import (
     pools_of,
 )
 from blockdraft.kernels.cpu.products import NativeProduct
-from blockdraft.kernels.interface import Norm, Rotation, Scoring
+from blockdraft.kernels.interface import Rotation, Scoring
+from blockdraft.kernels.weights import Norm
 
 
 class NativeLayer:

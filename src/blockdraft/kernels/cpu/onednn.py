@@ -11,8 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.interface import AnyWeight, Linear, RowRule
+from blockdraft.kernels.interface import Linear, RowRule
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.kernels.weights import AnyWeight
 
 
 class OneDnnLinear:

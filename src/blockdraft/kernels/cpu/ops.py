@@ -15,7 +15,8 @@ from torch import Tensor
 
 from blockdraft.kernels.cpu.library import Layer, Library, Plan, Pools
 from blockdraft.kernels.heads import stored_size
-from blockdraft.kernels.interface import Largest, Norm, Rotation, Scoring
+from blockdraft.kernels.interface import Largest, Rotation, Scoring
+from blockdraft.kernels.weights import Norm
 
 MAX_HEAD_DIM = 512
 """Numbers of a head in whole steps (`kernels/heads.py`), at most."""

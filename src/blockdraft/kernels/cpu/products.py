@@ -23,9 +23,10 @@ from blockdraft.kernels.cpu.huge_pages import in_huge_pages
 from blockdraft.kernels.cpu.library import Library, Product
 from blockdraft.kernels.cpu.onednn import own_bias
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes
-from blockdraft.kernels.interface import GROUP, GroupWeight, Int8Weight, Linear
+from blockdraft.kernels.interface import Linear
 from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.kernels.torch.int8 import Int8Linear
+from blockdraft.kernels.weights import GROUP, GroupWeight, Int8Weight
 
 LANES = 16
 """Outputs whose weights alternate in a narrow weight, as in products.h."""

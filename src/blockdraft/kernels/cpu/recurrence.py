@@ -12,9 +12,8 @@ from torch import Tensor
 from blockdraft.kernels.cpu import library as native
 from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_contiguous, check_sizes
-from blockdraft.kernels.interface import (
+from blockdraft.kernels.recurrence_interface import (
     DeltaRule,
-    Norm,
     Recurrence,
     RecurrentInputs,
     RecurrentSpan,
@@ -22,6 +21,7 @@ from blockdraft.kernels.interface import (
     SelectiveScan,
     ShortConvolution,
 )
+from blockdraft.kernels.weights import Norm
 
 MAX_SPARE = 32
 """States of a layer whose room is kept for others: new memory takes longer than a step."""

@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.cuda.ops import Seen, attention
-from blockdraft.kernels.interface import (
-    KVPages,
-    PagedTables,
-    Rotation,
-    Scoring,
-    Span,
-    WholeLayer,
-)
+from blockdraft.kernels.interface import KVPages, PagedTables, Rotation, Scoring, Span, WholeLayer
 from blockdraft.kernels.tables import TableEntries
 
 

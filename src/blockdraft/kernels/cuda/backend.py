@@ -28,9 +28,7 @@ from blockdraft.kernels.cuda.ops import (
 from blockdraft.kernels.cuda.tiles import ONE, Tiles
 from blockdraft.kernels.interface import (
     TILE,
-    AnyWeight,
     Linear,
-    Norm,
     PagedRows,
     PagedTables,
     Rotation,
@@ -40,6 +38,7 @@ from blockdraft.kernels.interface import (
 )
 from blockdraft.kernels.torch.activations import is_silu
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.kernels.weights import AnyWeight, Norm
 
 logger = logging.getLogger(__name__)
 

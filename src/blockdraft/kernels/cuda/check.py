@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from blockdraft.kernels.interface import TILE, Backend, Norm, Scoring, Span
+from blockdraft.kernels.interface import TILE, Backend, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.kernels.weights import Norm
 
 NUMS_ROWS = (1, 2, 5, 8, 16, 17, 32, 33, 64, 65, 200)
 """Around those that choose other tiles of a product, or another way to attend."""

@@ -12,7 +12,8 @@ from blockdraft.kernels.cuda.source.attention import attention_kernel, merge_ker
 from blockdraft.kernels.cuda.source.linear import linear_kernel
 from blockdraft.kernels.cuda.source.rows import gate_kernel, norm_kernel, rotation_kernel
 from blockdraft.kernels.cuda.tiles import ONE, Tile
-from blockdraft.kernels.interface import TILE, Norm, PagedTables, Rotation, Scoring
+from blockdraft.kernels.interface import TILE, PagedTables, Rotation, Scoring
+from blockdraft.kernels.weights import Norm
 
 LEAST = 16
 """The smallest side of a tile that tensor cores multiply."""

@@ -7,30 +7,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.kernels.interface import (
-    AnyWeight,
-    GroupWeight,
     HeadParts,
-    Int8Weight,
     KVPages,
     Largest,
     LayerParts,
     LayerStack,
     Linear,
-    Norm,
     PagedRows,
     PagedTables,
-    Recurrence,
-    RecurrentStep,
     Rotation,
     RowRule,
     Scoring,
     Span,
     WholeLayer,
 )
+from blockdraft.kernels.recurrence_interface import Recurrence, RecurrentStep
 from blockdraft.kernels.torch.attention import GroupedRows, grouped_attention
 from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.kernels.torch.int8 import Int8Linear
 from blockdraft.kernels.torch.rules import row_rule
+from blockdraft.kernels.weights import AnyWeight, GroupWeight, Int8Weight, Norm
 
 
 class TorchLinear:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.interface import GROUP, GROUP_LEVELS, GroupWeight
 from blockdraft.kernels.torch.int8 import whole_rows
+from blockdraft.kernels.weights import GROUP, GROUP_LEVELS, GroupWeight
 
 AT_ONCE = 2048
 """Outputs whose numbers are unpacked together."""

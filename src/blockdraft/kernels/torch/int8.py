@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.interface import Int8Weight
+from blockdraft.kernels.weights import Int8Weight
 
 SMALLEST = 1e-30
 """Rows whose largest number is not above it count as zeros."""

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.interface import Norm
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.draft.context import LayerKV
 from blockdraft.models.draft.dflash import DraftModel, Rotation, rotate
 from blockdraft.models.layers.packed import linear_of

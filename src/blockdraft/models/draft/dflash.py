@@ -23,7 +23,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from blockdraft.core.errors import ModelError, reason_of
-from blockdraft.kernels.interface import GroupWeight
+from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.attention import ScoreMask, attend
 from blockdraft.models.draft.candidate_selector import CandidateSelector, lattice_of
 from blockdraft.models.draft.checkpoint import (

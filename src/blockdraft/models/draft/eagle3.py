@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from blockdraft.core.errors import ModelError
-from blockdraft.kernels.interface import GroupWeight
+from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.attention import ScoreMask, attend
 from blockdraft.models.draft.checkpoint import (
     check_tensors,

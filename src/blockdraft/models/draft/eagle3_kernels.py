@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import Backend, LayerParts, Norm
+from blockdraft.kernels.interface import Backend, LayerParts
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.draft.attention import ScoreMask, attend
 from blockdraft.models.draft.context import ContextKV, LayerKV
 from blockdraft.models.draft.dflash import RMSNorm, rotate

@@ -29,7 +29,8 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
 from blockdraft.kernels.backends import kernels_state
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.kernels.interface import GroupWeight, Linear
+from blockdraft.kernels.interface import Linear
+from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.layers.packed import side_by_side
 from blockdraft.models.layers.quantized import look_up
 

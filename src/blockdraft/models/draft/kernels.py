@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.interface import Backend, LayerParts, Norm, Rotation, Scoring
+from blockdraft.kernels.interface import Backend, LayerParts, Rotation, Scoring
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.attention.plan import LayerAttention, kinds_of
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.convolution import DynamicConvolution, Layer, convolve, dynamic_taps

@@ -8,8 +8,9 @@ from torch import Tensor
 from blockdraft.cache.paged_kv import LayerShape, PagedKV, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import Norm, Rotation, Span
+from blockdraft.kernels.interface import Rotation, Span
 from blockdraft.kernels.tables import even_tables
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.draft.context import ContextSpan, LayerKV
 from blockdraft.models.draft.eagle3_config import AnyDraftConfig

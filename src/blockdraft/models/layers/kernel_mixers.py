@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockdraft.cache.states import Again, PackedStates, StateCache, StateLayer
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import (
+from blockdraft.kernels.recurrence_interface import (
     RecurrentInputs,
     RecurrentSpan,
     RecurrentState,

@@ -8,13 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
-from blockdraft.kernels.interface import (
-    Backend,
-    HeadParts,
-    LayerParts,
-    LayerStack,
-    Rotation,
-)
+from blockdraft.kernels.interface import Backend, HeadParts, LayerParts, LayerStack, Rotation
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, kinds_of
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockdraft.kernels.interface import (
+from blockdraft.kernels.recurrence_interface import (
     Convolution,
     DeltaRule,
-    Norm,
     Recurrence,
     RecurrentInputs,
     SelectiveScan,
     ShortConvolution,
 )
+from blockdraft.kernels.weights import Norm
 
 _SILU = ("silu", "swish")
 

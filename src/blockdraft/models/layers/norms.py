@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import Backend, Norm
+from blockdraft.kernels.interface import Backend
+from blockdraft.kernels.weights import Norm
 from blockdraft.models.layers.packed import is_plain, replace_forward
 
 NORM_KINDS = frozenset(

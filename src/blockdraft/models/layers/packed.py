@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import GroupWeight, Int8Weight, Linear, joined_groups
+from blockdraft.kernels.interface import Linear
+from blockdraft.kernels.weights import GroupWeight, Int8Weight, joined_groups
 from blockdraft.models.layers.quantized import QuantizedLinear, is_linear, weight_of
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

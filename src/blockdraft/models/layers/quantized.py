@@ -17,8 +17,8 @@ from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ModelError
 from blockdraft.core.machine import give_back_memory
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import GROUP, GroupWeight
 from blockdraft.kernels.torch.groups import GroupLinear
+from blockdraft.kernels.weights import GROUP, GroupWeight
 from blockdraft.models.layers.experts import APART, EXACT_EXPERTS, WEIGHTS, stacked_experts
 from blockdraft.models.layers.rounding import in_groups
 from blockdraft.models.supported import decoder_layers, is_quantized

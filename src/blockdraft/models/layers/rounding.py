@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.interface import GROUP, MAX_INT8, GroupWeight
+from blockdraft.kernels.weights import GROUP, MAX_INT8, GroupWeight
 
 MAX_INT4 = 15
 """The largest number of four bits; the smallest is 0."""

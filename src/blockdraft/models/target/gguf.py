@@ -25,7 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.machine import give_back_memory
-from blockdraft.kernels.interface import GROUP, GroupWeight
+from blockdraft.kernels.weights import GROUP, GroupWeight
 from blockdraft.models.layers.quantized import (
     QuantizedEmbedding,
     QuantizedLinear,

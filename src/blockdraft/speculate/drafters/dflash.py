@@ -12,7 +12,7 @@ from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Work
 from blockdraft.core.sequence import Row
 from blockdraft.kernels.backends import widened
-from blockdraft.kernels.interface import GroupWeight
+from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.context import DraftContexts, LayerKV, SeparateContexts
 from blockdraft.models.draft.context_projection import ContextProjection
 from blockdraft.models.draft.dflash import DraftModel

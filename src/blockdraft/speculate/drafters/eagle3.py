@@ -14,7 +14,7 @@ from torch import Tensor
 from blockdraft.core.plan import Proposal
 from blockdraft.core.recorder import Work
 from blockdraft.core.sequence import Row
-from blockdraft.kernels.interface import GroupWeight
+from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.context import LayerKV
 from blockdraft.models.draft.eagle3 import Eagle3Model
 from blockdraft.models.draft.eagle3_kernels import kernel_eagle3

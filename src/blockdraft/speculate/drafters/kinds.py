@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
-from blockdraft.kernels.interface import GroupWeight
+from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.models.draft.config import ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS
 from blockdraft.models.draft.config_reader import architectures_of
