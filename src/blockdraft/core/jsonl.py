@@ -36,7 +36,8 @@ def read_jsonl(
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
+        # Editors on Windows begin a file with a byte order mark.
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip() or (is_growing and not is_whole(line)):
                     continue

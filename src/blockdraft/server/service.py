@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from blockdraft.core.errors import ContextTooLong, RequestError
+from blockdraft.core.grammar import Grammar
 from blockdraft.core.receipt import Environment
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.async_engine import AsyncEngine
@@ -288,8 +289,25 @@ class Service:
         compiled = None
         for one in (*shape.parts, shape):
             with blaming(one.param):
-                compiled = await self.preparing.grammar(one.grammar, caller.client)
+                try:
+                    compiled = await self.preparing.grammar(one.grammar, caller.client)
+                except RequestError:
+                    if one.param == "tools" and toolbox is not None:
+                        await self._blame_a_tool(toolbox, caller)
+                    raise
         return shape, compiled
+
+    async def _blame_a_tool(self, toolbox: Toolbox, caller: Caller) -> None:
+        """Raise what is wrong with the parameters of a function; nothing if each is right alone."""
+        for index, tool in enumerate(toolbox.tools):
+            try:
+                grammar = Grammar.json_schema(tool.parameters)
+                await self.preparing.grammar(grammar, caller.client)
+            except RequestError as error:
+                raise RequestError(
+                    f"the parameters of the function {tool.name!r}: {error}",
+                    param=f"tools[{index}]",
+                ) from error
 
     def _num_samples(self, n: int | None, num_prompts: int) -> int:
         """How much room a request needs; whether `n` makes sense is checked with its parameters.

@@ -30,7 +30,7 @@ def few_steps(num_steps: int | None) -> tuple[str, ...]:
     if num_steps is None or num_steps >= LEAST_STEPS:
         return ()
     return (
-        f"{num_steps} steps are too few to learn anything: raise max_minutes or max_steps, or "
+        f"too few steps to learn anything ({num_steps}): raise max_minutes or max_steps, or "
         f"lower batch_sequences or num_anchors, until there are at least {LEAST_STEPS}",
     )
 

@@ -20,6 +20,13 @@ def test_rows_come_with_the_numbers_of_their_lines(tmp_path):
     assert list(read_jsonl(path, is_growing=True)) == [(1, {"n": 1})]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path, name):
+    content = '\ufeff{"n": "\ufeff"}\n'.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert list(read_jsonl(tmp_path / name)) == [(1, {"n": "\ufeff"})]
+
+
 @pytest.mark.parametrize("keep", [4, 200, -4])
 def test_a_cut_off_archive_is_refused(tmp_path, keep):
     path = tmp_path / "a.jsonl.gz"

@@ -280,6 +280,22 @@ def test_thinking_stands_in_a_block_of_its_own(client, monkeypatch):
     assert whole.stop_reason == "end_turn"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": -2}}, "thinking.budget_tokens"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ],
+)
+def test_a_bad_budget_is_blamed_by_the_name_that_was_given(server, monkeypatch, fields, param):
+    known = property(lambda self: ThinkingMarks(start=(60,), end=(65, 66)))
+    monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.thinking_marks", known)
+    body = {"max_tokens": 4, "messages": [{"role": "user", "content": "abc"}], **fields}
+    reply = server.post("/v1/messages", **body)
+    assert reply.status_code == 400
+    assert f"{param} is -2" in reply.json()["error"]["message"]
+
+
 def test_the_budget_of_thinking_is_kept(client, monkeypatch):
     thinking = {"type": "enabled", "budget_tokens": 4}
     free = ask(client, max_tokens=30)

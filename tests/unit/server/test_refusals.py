@@ -39,6 +39,7 @@ def message(**fields):
 
 SCHEMA = {"name": "a", "schema": {"type": "object"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOL_G = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
 STRICT = {
     "type": "function",
     "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"type": "foo"}}}},
@@ -174,7 +175,7 @@ IN_CHAT = [
     ("tools", [{"type": "function", "function": {"name": "a b"}}]),
     ("tools", [STRICT, STRICT]),
     ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]),
-    ("tools", [STRICT]),
+    ("tools[0]", [STRICT]),
     ("tools[0].type", [{"type": "garbage"}]),
     ("tools", "garbage"),
     ("tools[0].function", [{"type": "function", "function": "garbage"}]),
@@ -323,11 +324,11 @@ TOGETHER = [
     ("tool_choice", {"tools": [TOOL], "tool_choice": named("g")}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}),
     ("response_format", {"tools": [TOOL], "response_format": as_format({"type": "foo"})}),
-    ("tools", {"tools": [STRICT], "response_format": {"type": "json_object"}}),
+    ("tools[0]", {"tools": [STRICT], "response_format": {"type": "json_object"}}),
     ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),
     ("structured_outputs.regex", {"structured_outputs": {"json": {}, "regex": "a"}}),
     ("structured_outputs.json", {"structured_outputs": {"json": {}}, "response_format": OBJECT}),
-    ("tools", {"tools": [STRICT], "tool_choice": "required"}),
+    ("tools[1]", {"tools": [TOOL_G, STRICT], "tool_choice": "required"}),
     ("ignore_eos", {"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}),
 ]
 
@@ -336,6 +337,13 @@ TOGETHER = [
 def test_what_does_not_go_together_is_refused(server, param, fields):
     body = {**chat_body(ignore_eos=False), **fields}
     assert error_of(server.post(CHAT, **body), 400)["param"] == param
+
+
+def test_a_function_that_cannot_be_called_is_named(server):
+    body = chat_body(ignore_eos=False, tools=[TOOL_G, STRICT], tool_choice="required")
+    message = error_of(server.post(CHAT, **body), 400)["message"]
+    assert message.startswith("the parameters of the function 'f': ")
+    assert "foo" in message
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

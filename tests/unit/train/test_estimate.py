@@ -115,22 +115,24 @@ def test_a_plan_and_a_run_warn_of_numbers_that_are_too_low(config, tmp_path, cap
     told = json.loads(run(path, "--plan", "--json").stdout)["plan"]
     assert len(told["warnings"]) == 3
     for words, warning in zip(
-        ("answers to train on are too few", "held-out answers are too few", "10 steps are too few"),
+        ("answers to train on are too few", "held-out answers are too few", "too few steps"),
         told["warnings"],
         strict=True,
     ):
         assert words in warning
-    assert "Warning: 10 steps are too few" in " ".join(run(path, "--plan").stdout.split())
+    assert "Warning: too few steps to learn anything (10)" in " ".join(
+        run(path, "--plan").stdout.split()
+    )
     logging.getLogger("blockdraft").propagate = True
     train(dataclasses.replace(config, max_steps=1))
-    assert "1 steps are too few to learn anything: raise max_minutes or max_steps" in caplog.text
+    assert "too few steps to learn anything (1): raise max_minutes or max_steps" in caplog.text
     assert few_texts(LEAST_ANSWERS, LEAST_HELD_OUT) == ()
     assert few_steps(LEAST_STEPS) == few_steps(None) == ()
 
 
 def test_a_run_by_the_clock_warns_once_it_knows_how_long_a_step_takes(config, caplog):
     train(dataclasses.replace(config, max_steps=6, max_minutes=1000.0))
-    assert "6 steps are too few" in caplog.text
+    assert "too few steps to learn anything (6)" in caplog.text
 
 
 def test_a_run_that_ends_below_plain_says_so_last(config, tmp_path, monkeypatch):

@@ -19,7 +19,10 @@ async def start_message(service: Service, request: MessagesRequest, caller: Call
     if request.thinking_token_budget is None and service.tokenizer.thinking_marks is None:
         # Clients send it to every model; one that does not think keeps to it.
         chat.thinking_token_budget = None
-    with renaming(CHAT_NAMES):
+    names = dict(CHAT_NAMES)
+    if request.thinking_token_budget is not None:
+        del names["thinking_token_budget"]  # the client has given it by the chat's name
+    with renaming(names):
         session = await service.chat(chat, caller)
     writer = MessageWriter(
         id=f"msg_{session.envelope.id.removeprefix('chatcmpl-')}",
