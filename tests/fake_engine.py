@@ -11,7 +11,8 @@ WISHES = json.loads(os.environ["FAKE_ENGINE"])
 record = {"arguments": sys.argv[1:], "key": os.environ.get("VLLM_API_KEY"), "signals": []}
 
 def write():
-    part = Path(WISHES["record"] + ".part")
+    # The health's thread and a signal's handler write too.
+    part = Path(f"{WISHES['record']}.{threading.get_ident()}")
     part.write_text(json.dumps(record))
     part.replace(WISHES["record"])
 
@@ -44,7 +45,7 @@ port = int(sys.argv[sys.argv.index("--port") + 1])
 server = http.server.HTTPServer(("127.0.0.1", port), Health)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 while True:
-    signal.pause()
+    time.sleep(0.05)  # a pause would not end by a signal that comes just before it
 """
 
 _ENTRIES = ("vllm/entrypoints/openai/api_server.py", "sglang/launch_server.py")

@@ -3,14 +3,15 @@
 import gc
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from blockdraft.core.errors import INTERRUPTED
 from blockdraft.core.threads import watch_cores
+
+_STDERR = 2
 
 
 @contextmanager
@@ -35,5 +36,6 @@ def quick_imports() -> Iterator[None]:
 
 
 def _end(*_: object) -> NoReturn:
-    print("blockdraft: interrupted", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        os.write(_STDERR, b"blockdraft: interrupted\n")  # sys.stderr may be in use just now
     os._exit(INTERRUPTED)

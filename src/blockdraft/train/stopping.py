@@ -6,6 +6,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from blockdraft.core.signals import log_in_handler
+
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -43,4 +45,6 @@ class StopSignals:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
-        logger.info("the run ends after this step and is saved; once more ends it at once")
+        log_in_handler(
+            logger, "the run ends after this step and is saved; once more ends it at once"
+        )

@@ -15,6 +15,7 @@ import pytest
 from blockdraft.server.engines import child
 from blockdraft.server.engines.engine import Command
 from tests.fake_engine import FakeEngine
+from tests.interrupting_log import interrupting_log
 from tests.serving import PATIENCE, wait_until
 from tests.tiny import tiny_target_folder
 
@@ -70,9 +71,9 @@ def test_it_is_waited_for_and_its_command_is_told(serving):
         assert record["arguments"] == told[-len(record["arguments"]) :]
         assert record["arguments"][record["arguments"].index("--port") + 1] == match[1]
         process.send_signal(signal.SIGTERM)
-        rest = process.stderr.read()
-        assert process.wait(PATIENCE) == 0
-        assert process.stdout.read() == ""  # the engine's words go to standard error
+        out, rest = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
+        assert out == ""  # the engine's words go to standard error
     assert "vllm ended with exit status 0" in rest
     assert fake.record()["signals"] == ["SIGTERM"]
 
@@ -89,6 +90,13 @@ def test_a_long_start_is_told_of(monkeypatch, caplog):
     assert told[0].endswith("0 s so far")
 
 
+def test_a_signal_that_comes_while_the_log_is_written(monkeypatch):
+    monkeypatch.setattr(child, "_is_healthy", lambda host, port: True)
+    command = Command((sys.executable, "-c", "import time; time.sleep(20)"), {})
+    with interrupting_log(child.logger, signal.SIGTERM, "vllm serves"):
+        assert child.run_engine("vllm", command, "::1", 8000) == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_and_the_exit_status_comes_back(serving, number):
     with serving(status=7) as (process, fake):
@@ -102,8 +110,8 @@ def test_a_signal_while_it_loads(serving):
     with serving(delay=600, status=3) as (process, fake):
         wait_until(lambda: fake.record().get("num_questions"))
         process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-        assert process.wait(PATIENCE) == 3
+        rest = process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == 3
     assert "exit status 3 before it was ready" in rest
 
 
@@ -122,8 +130,8 @@ def test_a_second_signal_ends_it_at_once(serving):
 
 def test_an_engine_that_ends_early_takes_its_exit_status_along(serving):
     with serving(early_status=9) as (process, _):
-        rest = process.stderr.read()
-        assert process.wait(PATIENCE) == 9
+        rest = process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == 9
     assert "vllm ended with exit status 9 before it was ready" in rest
     assert "the engine's own words" in rest
     assert "Traceback" not in rest
@@ -136,6 +144,6 @@ def test_the_key_is_not_told(serving, monkeypatch):
         assert told.startswith("VLLM_API_KEY=... ")
         read_until(process, "vllm serves")
         process.send_signal(signal.SIGTERM)
-        assert "very-secret" not in told + process.stderr.read()
-        assert process.wait(PATIENCE) == 0
+        assert "very-secret" not in told + process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == 0
     assert fake.record()["key"] == "very-secret"

@@ -17,13 +17,15 @@ from blockdraft.core.errors import INTERRUPTED
 from blockdraft.data import generate as data
 from blockdraft.data.config import DataConfig
 from blockdraft.models.draft.dflash import DraftModel
-from blockdraft.train import trainer
+from blockdraft.train import stopping, trainer
 from blockdraft.train.__main__ import main
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run
 from blockdraft.train.keys import describe_keys
 from blockdraft.train.run_state import saved_step
 from blockdraft.train.stopping import Stopped, StopSignals
+from tests.interrupting_log import interrupting_log
+from tests.serving import wait_until
 from tests.tiny import TEXT_VOCAB_SIZE
 from tests.train_runs import logged, small_config
 
@@ -102,6 +104,13 @@ def test_a_second_signal_ends_at_once():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_may_come_while_the_log_is_written():
+    with StopSignals() as stop, interrupting_log(stopping.logger, signal.SIGTERM, "step 1") as log:
+        stopping.logger.info("step 1")
+        assert stop.signal == signal.SIGTERM
+        wait_until(lambda: "the run ends after this step" in log.text)
 
 
 def test_a_signal_during_an_evaluation_ends_the_run(config, monkeypatch):

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from blockdraft.core.libraries import environment_for_others
+from blockdraft.core.signals import log_in_handler
 from blockdraft.server.address import url_of
 from blockdraft.server.engines.engine import Command
 
@@ -39,7 +40,9 @@ def run_engine(name: str, command: Command, host: str, port: int) -> int:
     child = _Child(command)
     with child.running() as process:
         is_ready = _wait_until_ready(name, process, host, port)
-        status = process.wait()
+        # Not without an end: of a signal just before that wait Python would not take notice.
+        while (status := process.poll()) is None:
+            _wait_a_moment(process)
     status = 128 - status if status < 0 else status
     when = "" if is_ready else " before it was ready"
     logger.info("%s ended with exit status %d%s", name, status, when)
@@ -88,8 +91,8 @@ class _Child:
                 self._end_group(self._process)
                 continue
             self._was_told = True
-            logger.info("passing %s on; a second signal ends it at once", _name(number))
             self._process.send_signal(number)
+            log_in_handler(logger, "passed %s on; a second signal ends it at once", _name(number))
 
     @staticmethod
     def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -113,9 +116,13 @@ def _wait_until_ready(name: str, process: subprocess.Popen[Any], host: str, port
         if time.monotonic() - reported >= _REPORT_EVERY:
             reported = time.monotonic()
             logger.info("waiting for %s on %s, %.0f s so far", name, url, reported - start)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_PAUSE)
+        _wait_a_moment(process)
     return False
+
+
+def _wait_a_moment(process: subprocess.Popen[Any]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_PAUSE)
 
 
 def _is_healthy(host: str, port: int) -> bool:
