@@ -1,11 +1,13 @@
 """Where a result comes from: command, code, versions, machine. Loads no model library."""
 
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,4 +59,19 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = None
+    if found.get("torch") is not None:
+        found["torch"] = _torch_build() or found["torch"]
     return found
+
+
+def _torch_build() -> str | None:
+    """Torch's version with its build, such as +cu130, which the name of a package may leave out."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^__version__ = ['\"](.+)['\"]$", text, re.MULTILINE)
+    return found[1] if found else None
