@@ -4,8 +4,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp
-# As many processes as cores, each with its share of them; each may hold the default model.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+# As many processes as cores, each with its share of them; each may hold the default model. Of a
+# test that hangs it is printed where it stands.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal \
+	-o faulthandler_timeout=600
 
 .DEFAULT_GOAL := help
 .PHONY: help demo results test test-all check fuzz exact serve-test asan env triton clean
