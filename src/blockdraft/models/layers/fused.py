@@ -25,6 +25,7 @@ from blockdraft.kernels.backends import backend_for, reference_for
 from blockdraft.kernels.interface import LayerParts, Rotation, Scoring, Span
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, PlanInForce
 from blockdraft.models.attention.visibility import Visibility
+from blockdraft.models.layers.common_kinds import common_kinds, kind_of
 from blockdraft.models.layers.layer import DecoderLayer
 from blockdraft.models.layers.norms import llama_norm
 from blockdraft.models.layers.packed import (
@@ -39,17 +40,8 @@ from blockdraft.models.layers.packed import (
 from blockdraft.models.layers.quantized import QuantizedLinear, dequantize, is_linear
 from blockdraft.models.supported import decoder_layers
 
-FUSED_KINDS = frozenset(
-    f"transformers.models.{module}.modeling_{module}.{name}DecoderLayer"
-    for module, name in (
-        ("llama", "Llama"),
-        ("mistral", "Mistral"),
-        ("qwen2", "Qwen2"),
-        ("qwen3", "Qwen3"),
-    )
-)
-"""The kinds that `FusedLayer` was written for. A list, because equal bits on a probe do not show
-what another kind does to other numbers."""
+FUSED_KINDS = common_kinds("DecoderLayer")
+"""The kinds that `FusedLayer` was written for."""
 PROBE_ATTENTION = "blockdraft_probe"
 NUM_PROBE_TOKENS = 8
 KERNEL_ERROR = 16
@@ -252,11 +244,10 @@ def _probed(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
 
 def _is_fusible(layer: nn.Module) -> bool:
     """True for a known kind with plain parts: neither adapters nor hooks would be called."""
-    kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
     parts = [module for module in layer.modules() if module is not layer]
     linears = [module for module in parts if isinstance(module, nn.Linear)]
     return (
-        kind in FUSED_KINDS
+        kind_of(layer) in FUSED_KINDS
         and "forward" not in vars(layer)
         and all(is_plain(part) for part in parts)
         and all(is_linear(linear) and can_pack_linear(linear) for linear in linears)

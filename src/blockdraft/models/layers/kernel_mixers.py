@@ -21,6 +21,7 @@ from blockdraft.kernels.recurrence_interface import (
     RecurrentState,
     RecurrentStep,
 )
+from blockdraft.models.layers.common_kinds import kind_of
 from blockdraft.models.layers.mixer_kinds import MIXER_KINDS, MixerKind
 from blockdraft.models.layers.packed import is_plain
 
@@ -121,7 +122,7 @@ def _again(step: RecurrentStep, inputs: RecurrentInputs) -> Again:
 
 def kernel_mixer(mixer: Any) -> KernelMixer | None:
     """A mixer's form by a kernel; None if its kind is not known, or the backend has none."""
-    kind = MIXER_KINDS.get(f"{type(mixer).__module__}.{type(mixer).__qualname__}")
+    kind = MIXER_KINDS.get(kind_of(mixer))
     if kind is None or not is_plain(mixer):
         return None
     try:

@@ -21,6 +21,7 @@ from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
 from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
 from blockdraft.models.layers.fused import speed_up
 from blockdraft.models.layers.recurrent import is_recurrent
+from blockdraft.models.layers.tensors import joined
 from blockdraft.models.target.direct import direct_forward
 from blockdraft.models.target.exact import TAIL_SPLIT, Split
 from blockdraft.models.target.interface import RowFeatures, TargetOutput
@@ -138,14 +139,13 @@ class PagedTarget(TransformersTarget):
                 parts = torch.split(own_features, list(num_rows.values()))
                 for owner, part in zip(num_rows, parts, strict=True):
                     features[owner].append(part)
-        joined = [
+        row_features = [
             _row_features(planned, parts) for planned, parts in zip(plan, features, strict=True)
         ]
-        found = _joined(logits)
-        assert found is not None
+        found = joined(logits)
         if order is not None:
             found = found[torch.tensor(order, device=found.device)]
-        return TargetOutput(found, joined, num_forwards=len(logits))
+        return TargetOutput(found, row_features, num_forwards=len(logits))
 
     def _packed(self, plan: ForwardPlan) -> Iterator[PackedRows]:
         """Forwards of at most as many rows as the rule allows, in order; what is longer is cut."""
@@ -415,10 +415,12 @@ def _paths(planned: PlannedRow) -> Iterator[_Path]:
 
 
 def _row_features(planned: PlannedRow, parts: list[Tensor]) -> RowFeatures | None:
-    """Of a row whose features [positions, ..] were computed in these parts."""
-    values = _joined(parts)
-    if values is None or planned.tree.is_chain:
-        return None if values is None else RowFeatures(values)
+    """Of a row whose features [positions, ..] were computed in these parts; None if in none."""
+    if not parts:
+        return None
+    values = joined(parts)
+    if planned.tree.is_chain:
+        return RowFeatures(values)
     num_new = len(planned.row.new_ids)
     places = [*range(num_new), *(num_new + place for place in planned.tree.order)]
     return RowFeatures(values, places)
@@ -434,7 +436,3 @@ def _order_of_logits(plan: ForwardPlan) -> list[int] | None:
         order += range(len(order), first_node)
         order += [first_node + place for place in planned.tree.order]
     return order
-
-
-def _joined(parts: list[Tensor]) -> Tensor | None:
-    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
