@@ -14,7 +14,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.interface import Rotation
-from blockdraft.models.layers.fused import with_sign
+from blockdraft.models.layers.fused_layer import with_sign
 from blockdraft.models.layers.rotation_table import RotationTable
 from blockdraft.models.target import direct as direct_module
 from blockdraft.models.target.direct import direct_forward

@@ -26,9 +26,6 @@ from blockdraft.models.layers.mixer_kinds import MIXER_KINDS, MixerKind
 from blockdraft.models.layers.packed import is_plain
 
 NUM_PROBE_TOKENS = 5
-MAX_ERROR = 64
-"""Units in the last place of the largest value in a mixer's output, by which that of a kernel may
-differ after a few tokens. A wrong formula differs by a thousand."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +57,8 @@ class KernelMixer:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """hidden_states: [1, rows, D], rows that only fill up behind the others."""
-        given = (*args, *kwargs.values())
-        cache = next((v for v in given if isinstance(v, StateCache | PackedStates)), None)
-        if cache is None:  # a whole text that nobody goes on with
+        cache = cache_among(*args, *kwargs.values())
+        if cache is None:
             whole: Tensor = self._own(hidden_states, *args, **kwargs)
             return whole
         inputs = self._kind.inputs(self.mixer, hidden_states)
@@ -120,6 +116,11 @@ def _again(step: RecurrentStep, inputs: RecurrentInputs) -> Again:
     return again
 
 
+def cache_among(*arguments: Any) -> StateCache | PackedStates | None:
+    """The cache among the arguments of a mixer's call; None for a text that nobody goes on with."""
+    return next((one for one in arguments if isinstance(one, StateCache | PackedStates)), None)
+
+
 def kernel_mixer(mixer: Any) -> KernelMixer | None:
     """A mixer's form by a kernel; None if its kind is not known, or the backend has none."""
     kind = MIXER_KINDS.get(kind_of(mixer))
@@ -134,9 +135,3 @@ def kernel_mixer(mixer: Any) -> KernelMixer | None:
         logger.info("no kernel for %s: %s", type(mixer).__name__, error)
         return None
     return None if step is None else KernelMixer(mixer, kind, weight, step)
-
-
-def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether numbers differ by their last bits at most."""
-    error = (found.float() - expected.float()).abs().max()
-    return bool(error <= MAX_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max())

@@ -11,6 +11,16 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(parts)) if len(parts) > 1 else parts[0]
 
 
+def is_close(found: Tensor, expected: Tensor, max_error: int) -> bool:
+    """Whether values differ only by their last bits.
+
+    max_error: in units in the last place of the largest value.
+    """
+    error = (found.float() - expected.float()).abs().max()
+    allowed = max_error * torch.finfo(expected.dtype).eps * expected.abs().max()
+    return bool(error <= allowed)
+
+
 def with_fresh_strides(x: Tensor) -> Tensor:
     """The same values [..., n] with the strides of a new tensor.
 

@@ -18,7 +18,7 @@ from blockdraft.kernels.interface import HeadParts, LayerStack
 from blockdraft.models.attention.plan import AttentionPlan, kinds_of
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.layers.common_kinds import common_kinds, kind_of
-from blockdraft.models.layers.fused import FusedLayer, with_sign
+from blockdraft.models.layers.fused_layer import FusedLayer, with_sign
 from blockdraft.models.layers.layer import stack_of
 from blockdraft.models.layers.norms import replaced_norm
 from blockdraft.models.layers.packed import PackedLinear, is_plain
