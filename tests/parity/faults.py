@@ -18,7 +18,8 @@ from torch import Tensor
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import PackedStates, StateCache, StateLayer
+from blockdraft.cache.state_layer import StateLayer
+from blockdraft.cache.states import PackedStates, StateCache
 from blockdraft.core.plan import PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler

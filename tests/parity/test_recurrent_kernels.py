@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blockdraft.cache import states as states_module
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import StateLayer
+from blockdraft.cache.state_layer import StateLayer
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.recurrence import NativeRecurrence
 from blockdraft.kernels.recurrence_interface import (

@@ -101,7 +101,7 @@ class KVCache(Cache):  # type: ignore[misc]
     def may_return(self, sure: int) -> None:
         """From here on `truncate` gets the present length, or one from `sure` on.
 
-        Keys and values can be cut anywhere; states cannot, see `blockdraft.cache.states`.
+        Keys and values can be cut anywhere; states cannot, see `blockdraft.cache.state_layer`.
         """
 
     def expect(self, num_rows: int) -> None:

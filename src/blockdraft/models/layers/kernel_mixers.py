@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockdraft.cache.states import Again, PackedStates, StateCache, StateLayer
+from blockdraft.cache.state_layer import Again, StateLayer
+from blockdraft.cache.states import PackedStates, StateCache
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.recurrence_interface import (
     RecurrentInputs,

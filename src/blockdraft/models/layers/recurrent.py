@@ -21,7 +21,8 @@ from transformers.cache_utils import (
 )
 
 from blockdraft.cache.kv import KVCache
-from blockdraft.cache.states import LayerKind, StateCache, StateLayer
+from blockdraft.cache.state_layer import StateLayer
+from blockdraft.cache.states import LayerKind, StateCache
 from blockdraft.core.errors import ModelError
 from blockdraft.core.remembered import once
 from blockdraft.models.layers.kernel_mixers import KernelMixer, cache_among, kernel_mixer

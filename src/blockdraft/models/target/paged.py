@@ -231,7 +231,8 @@ class PagedTarget(TransformersTarget):
 
     def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
         """See Target.keep. The path moves to its places; all behind it is written before read."""
-        # A crowd's rows mostly keep none: entering torch's mode alone would take most of the time.
+        # Where many sequences run, most keep no node: to enter inference mode would take longer
+        # than all the rest.
         if self._states is not None:
             with torch.inference_mode():
                 self._states.keep(planned, nodes)
