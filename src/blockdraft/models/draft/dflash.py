@@ -5,7 +5,7 @@ checkpoints: Qwen3-style layers without embedding and head of their own. Feature
 `hidden_norm(fc(features))`, enter every layer as extra keys and values through the layer's own
 projections; the slots of the block see them and each other. The slot at absolute position p
 predicts the token at p; slot 0 is the anchor, the last committed token, and predicts nothing.
-DFlash 2 adds convolutions over the slots of a block (`draft_convolution`), and a selector that
+DFlash 2 adds convolutions over the slots of a block (`convolution`), and a selector that
 chooses a slot's token behind the one before it (`candidate_selector`).
 
 Shapes: b sequences, c context tokens, q block slots, D hidden size, V vocabulary.
@@ -102,7 +102,7 @@ class DraftModel(nn.Module):
 
     Its parameters carry the published names, so its state dict is the checkpoint. Set
     `draft_vocabulary` to guess from a part of the vocabulary only, see `models.draft.vocabulary`.
-    Some checkpoints bring what others take from the target, see `models.own_ends`:
+    Some checkpoints bring what others take from the target, see `models.draft.own_ends`:
     `own_embedding` [V, D], `own_head` [V or draft vocabulary, D] and `mask_embedding` [D].
 
     Raises:

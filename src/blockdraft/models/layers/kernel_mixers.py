@@ -1,9 +1,9 @@
 """Recurrent mixers by a kernel, all tokens of a forward in one call.
 
 The kernel steps token by token, and a token has the same bits alone, in a prompt, in a block of
-drafts and when it steps again. A mixer of a known kind (`models.mixer_kinds`) is tried when a
+drafts and when it steps again. A mixer of a known kind (`mixer_kinds`) is tried when a
 target is made, against the model's own step; where that gives something else, or the backend has no
-kernel, it steps in torch (`models.recurrent`). The choice holds as long as the target, so all its
+kernel, it steps in torch (`recurrent`). The choice holds as long as the target, so all its
 tokens step in one form.
 """
 

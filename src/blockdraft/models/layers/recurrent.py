@@ -1,7 +1,7 @@
 """Recurrent and convolution layers run token by token, whatever the number of rows.
 
 A scan over many tokens has other bits than single steps. So every token, of prompts too, goes
-through one form of a single step: a kernel's where there is one (`models.kernel_mixers`), else
+through one form of a single step: a kernel's where there is one (`kernel_mixers`), else
 transformers' own. The linear layers at both ends of such a mixer, which most of its weights are in,
 see all rows at once: their rows are independent.
 """
