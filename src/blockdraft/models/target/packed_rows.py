@@ -13,7 +13,7 @@ from blockdraft.models.layers.tensors import joined
 from blockdraft.models.target.interface import RowFeatures
 
 _NO_PLACES: Mapping[int, int] = {}
-"""Every position lies at its own place."""
+"""Every position has its own slot."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class PackedRows:
     ) -> None:
         """Add tokens of a sequence from position `start` on, the last `num_wanted` with logits.
 
-        places: the positions of a path that lie where others have their place; see _Path.
+        places: of a branch, see _Path.
         """
         first, end = len(self), start + len(token_ids)
         path_slots = pages.slots_at(key, [at for p, at in places.items() if p < end])
@@ -91,8 +91,9 @@ def pack(plan: ForwardPlan, pages: Pages, max_rows: int) -> Iterator[PackedRows]
 class _Path:
     """Tokens at positions from `start` on that are computed as one span.
 
-    places: of a branch, for each position under the anchor up to its leaf, in rising order, the
-    position of the sequence in whose slot the token of this path lies.
+    places: where a branch of a tree lies in the KV cache. It has the same positions as the first
+    path, whose slots are taken, so its tokens have slots behind them: for each position between
+    anchor and leaf, rising, the position whose slot holds the branch's keys and values.
     """
 
     token_ids: list[int]
@@ -115,7 +116,10 @@ def _paths(planned: PlannedRow) -> Iterator[_Path]:
 
 
 def row_features(planned: PlannedRow, parts: list[Tensor]) -> RowFeatures | None:
-    """Of a row whose features [positions, ..] were computed in these parts; None if in none."""
+    """A row's features, from the parts [positions, ..] of the forwards that ran it, path by path.
+
+    None if they computed none.
+    """
     if not parts:
         return None
     values = joined(parts)
@@ -127,7 +131,10 @@ def row_features(planned: PlannedRow, parts: list[Tensor]) -> RowFeatures | None
 
 
 def order_of_logits(plan: ForwardPlan) -> list[int] | None:
-    """Where logits were computed, in the order of each row; None if they are in it."""
+    """For each of the plan's logits its index among those of the forwards, which go path by path.
+
+    None if no row has branches: the two orders are the same.
+    """
     if all(planned.tree.is_chain for planned in plan):
         return None
     order: list[int] = []
