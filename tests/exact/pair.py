@@ -15,7 +15,7 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.hub.catalog import DEFAULT_TARGET, find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
-from blockdraft.models.draft.dflash import DraftModel, load_draft_model
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.target.interface import TargetOutput
 from blockdraft.models.target.loading import check_pair, load_target_model, resolve_dtype
 from blockdraft.models.target.paged import PagedTarget
@@ -64,7 +64,7 @@ def prompt_ids() -> tuple[tuple[int, ...], ...]:
 def default_drafter() -> DraftModel:
     name = os.environ.get(DRAFTER_VARIABLE) or find_drafter(DEFAULT_TARGET)
     assert name is not None
-    return load_draft_model(resolve_model(name), DTYPE)
+    return DraftModel.from_pretrained(resolve_model(name), DTYPE)
 
 
 class RecordingTarget:

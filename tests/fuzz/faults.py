@@ -15,7 +15,6 @@ from blockdraft.engine.engine import Engine
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.target.packed_rows import PackedRows
-from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from tests.fuzz.cases import ModelShape
 from tests.parity.faults import CropOneTooFew
@@ -36,18 +35,18 @@ def rollback_one_too_short() -> Iterator[None]:
 @contextmanager
 def stale_key_in_a_kept_slot() -> Iterator[None]:
     """The first token behind a rejection is not written: the rejected one stays in its slot."""
-    real, ends = PagedTarget._add, dict[int, int]()
+    real, ends = PackedRows.add, dict[int, int]()
 
     def add(
-        target: PagedTarget, rows: PackedRows, key: int, ids: list[int], start: int, *args: Any
+        rows: PackedRows, pages: Pages, key: int, ids: list[int], start: int, *args: Any
     ) -> None:
         first = len(rows)
-        real(target, rows, key, ids, start, *args)
+        real(rows, pages, key, ids, start, *args)
         if start < ends.get(key, 0):
             rows.slots[first] = SCRATCH_PAGE * PAGE_SIZE
         ends[key] = start + len(ids)
 
-    with patch.object(PagedTarget, "_add", add):
+    with patch.object(PackedRows, "add", add):
         yield
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import PackedStates, StateCache, StateLayer
+from blockdraft.cache.state_layer import StateLayer
+from blockdraft.cache.states import PackedStates, StateCache
 from blockdraft.core.plan import PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler
@@ -28,7 +29,6 @@ from blockdraft.models.draft import kernels as draft_kernels
 from blockdraft.models.layers.recurrent import StepByStep
 from blockdraft.models.target import paged as paged_module
 from blockdraft.models.target.packed_rows import PackedRows
-from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.branches import Slot
 from blockdraft.speculate.drafters.conditionals import Candidates
@@ -170,18 +170,18 @@ class ContextOutlivesPages(DFlashDrafter):
 @contextmanager
 def page_turned_too_early() -> Iterator[None]:
     """The last token of each page is written into the page after it."""
-    real = PagedTarget._add
+    real = PackedRows.add
 
-    def add(target: PagedTarget, rows: PackedRows, key: int, *args: Any) -> None:
+    def add(rows: PackedRows, pages: Pages, key: int, *args: Any) -> None:
         begin = len(rows)
-        real(target, rows, key, *args)
-        page_ids = target.memory.page_ids(key)
+        real(rows, pages, key, *args)
+        page_ids = pages.page_ids(key)
         for row in range(begin, len(rows)):
             position = rows.positions[row]
             page_id = page_ids[min((position + 1) // PAGE_SIZE, len(page_ids) - 1)]
             rows.slots[row] = page_id * PAGE_SIZE + position % PAGE_SIZE
 
-    with patch.object(PagedTarget, "_add", add):
+    with patch.object(PackedRows, "add", add):
         yield
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from blockdraft.models.draft.candidate_selector import lattice_of
 from blockdraft.models.draft.context import ConcatContext, ContextKV, LayerKV
 from blockdraft.models.draft.context_projection import ContextProjection
-from blockdraft.models.draft.dflash import DraftModel, load_draft_model
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.layers.packed import packed_copy
 
 TOLERANCE = 1e-4
@@ -56,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def load_case(case: Path) -> Golden:
     info = json.loads((case / "cycles.json").read_text())
-    model = load_draft_model(case, torch.float32)
+    model = DraftModel.from_pretrained(case, torch.float32)
     assert model.config.target_layer_ids == tuple(info["target_layer_ids"])
     assert model.config.block_size == info["block_size"]
     assert model.config.mask_token_id == info["mask_token_id"]

@@ -15,7 +15,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.load import make_drafter, make_target
 from blockdraft.models.draft.config import DraftConfig
-from blockdraft.models.draft.dflash import load_draft_model
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.target.loading import check_pair
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.kinds import load_checkpoint
@@ -138,13 +138,13 @@ def test_without_offsets_the_marks_name_the_tokens(tmp_path: Path) -> None:
         tensors = write_published(tmp_path, case)
         del tensors[absent]
         save_file(tensors, tmp_path / "model.safetensors")
-        assert load_draft_model(tmp_path).draft_vocabulary == list(KNOWN_TOKENS)
+        assert DraftModel.from_pretrained(tmp_path).draft_vocabulary == list(KNOWN_TOKENS)
 
 
 def test_codebooks_of_a_part_of_the_vocabulary_are_spread_over_all(tmp_path: Path) -> None:
     case = shallow(PUBLISHED["speculators, DFlash 2"])
     tensors = write_published(tmp_path, case)
-    selector = load_draft_model(tmp_path).candidate_selector
+    selector = DraftModel.from_pretrained(tmp_path).candidate_selector
     assert selector is not None
     before = tensors["candidate_selector.predecessor_codebook.weight"]
     after = tensors["candidate_selector.successor_codebook.weight"]
@@ -159,12 +159,12 @@ def test_codebooks_of_a_part_of_the_vocabulary_are_spread_over_all(tmp_path: Pat
 def test_a_learned_mask_embedding_takes_the_place_of_the_targets(tmp_path: Path) -> None:
     case = shallow(PUBLISHED["Alpamayo"])
     vector = write_published(tmp_path, case)["mask_embedding"]
-    model, embedding = load_draft_model(tmp_path), torch.randn(VOCAB_SIZE, HIDDEN)
+    model, embedding = DraftModel.from_pretrained(tmp_path), torch.randn(VOCAB_SIZE, HIDDEN)
     rows = model.embed(torch.tensor([[5, MASK, MASK]]), embedding)
     assert torch.equal(rows[0], torch.stack((embedding[5], vector, vector)))
     for content in (vector, vector[None], {"mask_embedding": vector}):
         torch.save(content, tmp_path / "mask_embedding.pt")
-        found = load_draft_model(tmp_path).mask_embedding
+        found = DraftModel.from_pretrained(tmp_path).mask_embedding
         assert found is not None
         assert torch.equal(found, vector)
 
@@ -181,7 +181,7 @@ def test_a_foreign_mask_embedding_is_refused(tmp_path: Path, content: Any, messa
     write_published(tmp_path, shallow(PUBLISHED["Alpamayo"]))
     torch.save(content, tmp_path / "mask_embedding.pt")
     with pytest.raises(ModelError, match=message):
-        load_draft_model(tmp_path)
+        DraftModel.from_pretrained(tmp_path)
 
 
 def test_copies_of_the_targets_ends_are_not_kept(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_copies_of_the_targets_ends_are_not_kept(tmp_path: Path) -> None:
 def test_what_is_its_own_is_saved_and_read_again(name: str, tmp_path: Path) -> None:
     case = shallow(PUBLISHED[name])
     write_published(tmp_path / "found", case)
-    model = load_draft_model(tmp_path / "found")
+    model = DraftModel.from_pretrained(tmp_path / "found")
     model.save_pretrained(tmp_path / "saved")
-    again = load_draft_model(tmp_path / "saved")
+    again = DraftModel.from_pretrained(tmp_path / "saved")
     assert (again.config, again.draft_vocabulary) == (model.config, model.draft_vocabulary)
     for part in ("own_embedding", "own_head", "mask_embedding"):
         one, other = getattr(model, part), getattr(again, part)
@@ -222,7 +222,7 @@ def test_ends_that_do_not_fit_are_refused(
     tensors = write_published(tmp_path, shallow(PUBLISHED["speculators, vocabulary of its own"]))
     save_file(tensors | {name: value}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=message):
-        load_draft_model(tmp_path)
+        DraftModel.from_pretrained(tmp_path)
 
 
 def test_a_draft_vocabulary_out_of_order_is_refused(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_draft_vocabulary_out_of_order_is_refused(tmp_path: Path) -> None:
     tensors["d2t"] = tensors["d2t"].flip(0)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="not an ascending list of tokens from 0 to 96"):
-        load_draft_model(tmp_path)
+        DraftModel.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockdraft.cache import states as states_module
+from blockdraft.cache import state_layer as state_layer_module
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import StateLayer
+from blockdraft.cache.state_layer import StateLayer
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.recurrence import NativeRecurrence
 from blockdraft.kernels.recurrence_interface import (
@@ -254,7 +254,10 @@ def spoiled_room() -> Iterator[None]:
 @contextmanager
 def states_of_others_are_written_over() -> Iterator[None]:
     """What others hold behind a page is the very room that a layer gives back."""
-    with spoiled_room(), patch.object(states_module, "_copied_state", states_module._shared):
+    with (
+        spoiled_room(),
+        patch.object(state_layer_module, "_copied_state", state_layer_module._shared),
+    ):
         yield
 
 

@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import LayerState, StateCache
+from blockdraft.cache.state_layer import LayerState
+from blockdraft.cache.states import StateCache
 from blockdraft.core.plan import PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence

@@ -57,18 +57,24 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
         """Append [1, kv_heads, q, head_dim]; returns both buffers whole."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
+        keys, values = self.buffers
         end = self.length + key_states.shape[2]
         slots = max(self._capacity.slots, _padded(end))
-        if slots > self.keys.shape[2]:
+        if slots > keys.shape[2]:
             # Both or none: a failure in between must leave buffers of one size.
-            grown = _grown(self.keys, slots), _grown(self.values, slots)
-            self.keys, self.values = grown
+            keys, values = _grown(keys, slots), _grown(values, slots)
+            self.keys, self.values = keys, values
             self._capacity.slots = slots
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
+        keys[:, :, self.length : end] = key_states
+        values[:, :, self.length : end] = value_states
         self.length = end
+        return keys, values
+
+    @property
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer that has some, whole."""
+        assert self.keys is not None
+        assert self.values is not None
         return self.keys, self.values
 
     def truncate(self, length: int) -> None:
@@ -101,7 +107,7 @@ class KVCache(Cache):  # type: ignore[misc]
     def may_return(self, sure: int) -> None:
         """From here on `truncate` gets the present length, or one from `sure` on.
 
-        Keys and values can be cut anywhere; states cannot, see `blockdraft.cache.states`.
+        Keys and values can be cut anywhere; states cannot, see `blockdraft.cache.state_layer`.
         """
 
     def expect(self, num_rows: int) -> None:
@@ -125,17 +131,16 @@ class KVCache(Cache):  # type: ignore[misc]
         for layer in self._held:
             layer.truncate(length)
 
-    def copied(self, position: int) -> "SlotKV":
+    def copied(self, position: int) -> SlotKV:
         """Copies of the keys and values at a position, for `append`."""
+        slot = slice(position, position + 1)
         copies = []
         for layer in self._held:
-            assert layer.keys is not None
-            assert layer.values is not None
-            slot = slice(position, position + 1)
-            copies.append((layer.keys[:, :, slot].clone(), layer.values[:, :, slot].clone()))
+            keys, values = layer.buffers
+            copies.append((keys[:, :, slot].clone(), values[:, :, slot].clone()))
         return copies
 
-    def append(self, slot: "SlotKV") -> None:
+    def append(self, slot: SlotKV) -> None:
         """Put the keys and values of one token behind those held."""
         for layer, (keys, values) in zip(self._held, slot, strict=True):
             layer.update(keys, values)
@@ -143,10 +148,9 @@ class KVCache(Cache):  # type: ignore[misc]
     def repeat(self, length: int) -> None:
         """Fill up to `length` tokens with copies of those held."""
         for layer in self._held:
-            assert layer.keys is not None
-            assert layer.values is not None
+            keys, values = layer.buffers
             slots = torch.arange(layer.length, length) % layer.length
-            layer.update(layer.keys[:, :, slots], layer.values[:, :, slots])
+            layer.update(keys[:, :, slots], values[:, :, slots])
 
 
 def _padded(length: int) -> int:

@@ -1,7 +1,8 @@
 """From folders of models to an engine that is ready."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,6 +40,9 @@ from blockdraft.speculate.drafters.prediction import PredictionDrafter
 SHARE_OF_STATES = 0.05
 """The share of the memory for states of recurrent layers that are kept for other requests."""
 
+Load = Callable[..., Engine]
+"""`_load` with its arguments, but for `in_pages`."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -62,7 +66,8 @@ def load_engine(
     with remembering(remembered_path(key), key, recheck=recheck) as remembered:
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
-        engine = _load_in_pages_if_exact(config, target_folder, drafter_folder, dtype, device)
+        load = partial(_load, config, target_folder, drafter_folder, dtype, device)
+        engine = _in_pages_if_exact(partial(_with_kernels_if_exact, load, dtype))
     give_back_memory()  # of loading, packing and testing
     return engine
 
@@ -71,44 +76,28 @@ class StatesDepend(RowsDepend):
     """A model with recurrent states failed the check in pages; one by one it may pass."""
 
 
-def _load_in_pages_if_exact(
-    config: LLMConfig,
-    target_folder: Path,
-    drafter_folder: Path | None,
-    dtype: torch.dtype,
-    device: str,
-) -> Engine:
+def _in_pages_if_exact(load: Load) -> Engine:
     """An engine in pages; if a model with recurrent states fails its check so, one by one."""
     try:
-        return _load_with_kernels_if_exact(config, target_folder, drafter_folder, dtype, device)
+        return load(in_pages=True)
     except StatesDepend as error:
         logger.warning("loading once more, to run sequences one after another: %s", error)
     # Nothing holds the first model any more, now that the error is forgotten.
     give_back_memory()
-    return _load_with_kernels_if_exact(
-        config, target_folder, drafter_folder, dtype, device, in_pages=False
-    )
+    return load(in_pages=False)
 
 
-def _load_with_kernels_if_exact(
-    config: LLMConfig,
-    target_folder: Path,
-    drafter_folder: Path | None,
-    dtype: torch.dtype,
-    device: str,
-    *,
-    in_pages: bool = True,
-) -> Engine:
+def _with_kernels_if_exact(load: Load, dtype: torch.dtype, *, in_pages: bool) -> Engine:
     """An engine with the fastest kernels; if the check fails with them, with torch's operations."""
     try:
-        return _load(config, target_folder, drafter_folder, dtype, device, in_pages=in_pages)
+        return load(in_pages=in_pages)
     except RowsDepend as error:
         if not failed_load(dtype, str(error)):
             raise
         logger.warning("loading once more, with torch's operations: %s", error)
     # Nothing holds the first model any more, now that the error is forgotten.
     give_back_memory()
-    return _load(config, target_folder, drafter_folder, dtype, device, in_pages=in_pages)
+    return load(in_pages=in_pages)
 
 
 def _load(

@@ -67,10 +67,10 @@ class Proposer:
                 allowed = self._allowed(row, proposal)
                 if allowed:
                     found[row.sequence.key].append(allowed)
-        joined = [self._joined(row, found[row.sequence.key]) for row in batch]
+        merged = [self._merged(row, found[row.sequence.key]) for row in batch]
         return [
             own if self.joins_trees or own.tree.is_chain else best_path([own], row.num_slots)
-            for row, own in zip(batch, joined, strict=True)
+            for row, own in zip(batch, merged, strict=True)
         ]
 
     def propose(self, batch: Batch, free: Items[Proposal]) -> list[Proposal]:
@@ -80,7 +80,7 @@ class Proposer:
         rows = [row for row in batch if row.num_draft_tokens and row.num_model_tokens]
         drafted = self._ask_model(rows, others)
         return [
-            self._joined(row, [own, drafted[row.sequence.key]])
+            self._merged(row, [own, drafted[row.sequence.key]])
             if row.sequence.key in drafted
             else own
             for row, own in zip(batch, free, strict=True)
@@ -128,7 +128,7 @@ class Proposer:
             proposals = [NOTHING if own is None else own[0] for own in alone]
         return list(zip(rows, proposals, strict=True))
 
-    def _joined(self, row: Row, proposals: list[Proposal]) -> Proposal:
+    def _merged(self, row: Row, proposals: list[Proposal]) -> Proposal:
         """One proposal of all; no more nodes than the largest of them has."""
         proposals = [proposal for proposal in proposals if proposal]
         if len(proposals) <= 1:

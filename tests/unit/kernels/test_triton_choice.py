@@ -116,14 +116,13 @@ def test_the_switch_leaves_them_out(monkeypatch):
 def test_a_model_that_fails_is_loaded_once_more(monkeypatch):
     used = []
 
-    def load_model(config, target, drafter, dtype, device, *, in_pages):
+    def load_model(*, in_pages):
         used.append(kind())
         if used[-1] is Kernels:
             raise RowsDepend("logits change")
         return "an engine"
 
-    monkeypatch.setattr(load, "_load", load_model)
-    assert load._load_with_kernels_if_exact(None, None, None, FLOAT32, "cuda") == "an engine"
+    assert load._with_kernels_if_exact(load_model, FLOAT32, in_pages=True) == "an engine"
     assert used == [Kernels, TorchBackend]
     assert backends.card_kernels(FLOAT32, "cuda") == (False, "logits change")
 
@@ -136,13 +135,12 @@ def test_what_another_backend_would_not_help_is_raised(monkeypatch, error):
     assert kind() in (Kernels, TorchBackend)
     calls = []
 
-    def load_model(*arguments: object, in_pages: bool) -> None:
-        calls.append(arguments)
+    def load_model(*, in_pages: bool) -> None:
+        calls.append(in_pages)
         raise error
 
-    monkeypatch.setattr(load, "_load", load_model)
     with pytest.raises(type(error)):
-        load._load_with_kernels_if_exact(None, None, None, FLOAT32, "cuda")
+        load._with_kernels_if_exact(load_model, FLOAT32, in_pages=True)
     assert len(calls) == 1
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from blockdraft.core.errors import ModelError
 from blockdraft.models.draft.checkpoint import plain_name
 from blockdraft.models.draft.config import DraftConfig
-from blockdraft.models.draft.dflash import DraftModel, load_draft_model
+from blockdraft.models.draft.dflash import DraftModel
 
 CONFIG = DraftConfig(
     hidden_size=64,
@@ -52,11 +52,13 @@ def test_what_is_saved_loads_bit_for_bit(tmp_path):
         assert torch.equal(loaded.state_dict()[name], value)
     assert json.loads((tmp_path / "provenance.json").read_text()) == {"command": "test"}
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
-    assert load_draft_model(tmp_path, torch.float32, "cpu").fc.weight.dtype == torch.float32
+    assert (
+        DraftModel.from_pretrained(tmp_path, torch.float32, "cpu").fc.weight.dtype == torch.float32
+    )
 
 
 def test_saving_over_a_checkpoint_leaves_three_whole_files(folder):
-    old = load_draft_model(folder)
+    old = DraftModel.from_pretrained(folder)
     before = old.fc.weight.clone()
     DraftModel(CONFIG).save_pretrained(folder, {"step": 2})
     assert {path.name for path in folder.iterdir()} == {
@@ -68,7 +70,7 @@ def test_saving_over_a_checkpoint_leaves_three_whole_files(folder):
 
 
 def test_a_failed_save_leaves_the_old_checkpoint(folder, monkeypatch):
-    before = load_draft_model(folder).state_dict()
+    before = DraftModel.from_pretrained(folder).state_dict()
 
     def fail(tensors, path, metadata):
         Path(path).write_bytes(b"half")
@@ -78,14 +80,14 @@ def test_a_failed_save_leaves_the_old_checkpoint(folder, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         DraftModel(CONFIG).save_pretrained(folder)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
-    for name, value in load_draft_model(folder).state_dict().items():
+    for name, value in DraftModel.from_pretrained(folder).state_dict().items():
         assert torch.equal(value, before[name])
 
 
 def test_a_loaded_model_computes_like_the_saved_one(folder):
     tensors = load_file(folder / "model.safetensors")
     features = torch.randn(1, 5, 192)
-    loaded = load_draft_model(folder)
+    loaded = DraftModel.from_pretrained(folder)
     fresh = DraftModel(CONFIG)
     fresh.load_state_dict(tensors)
     positions = torch.arange(5)[None]
@@ -118,14 +120,14 @@ def test_prefixes_of_other_tools_are_dropped(name, plain):
 
 @pytest.mark.parametrize("prefix", ["model.", "draft_model."])
 def test_prefixed_checkpoints_load(folder, prefix):
-    expected = load_draft_model(folder).state_dict()
+    expected = DraftModel.from_pretrained(folder).state_dict()
     change_weights(folder, lambda t: {prefix + name: value for name, value in t.items()})
-    loaded = load_draft_model(folder).state_dict()
+    loaded = DraftModel.from_pretrained(folder).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in expected.items())
 
 
 def test_shards_are_joined(folder):
-    expected = load_draft_model(folder).state_dict()
+    expected = DraftModel.from_pretrained(folder).state_dict()
     names = sorted(expected)
     parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
     for file, part in parts.items():
@@ -133,12 +135,12 @@ def test_shards_are_joined(folder):
     index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model.safetensors").unlink()
-    loaded = load_draft_model(folder).state_dict()
+    loaded = DraftModel.from_pretrained(folder).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in expected.items())
     for damaged in ("{}", "[]", '{"weight_map": {"fc.weight": 1}}'):
         (folder / "model.safetensors.index.json").write_text(damaged)
         with pytest.raises(ModelError, match="damaged"):
-            load_draft_model(folder)
+            DraftModel.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +154,12 @@ def test_shards_are_joined(folder):
 def test_weights_must_be_finite_numbers(folder, value, message):
     change_weights(folder, lambda t: t | {"fc.weight": value.expand(t["fc.weight"].shape)})
     with pytest.raises(ModelError, match=message):
-        load_draft_model(folder)
+        DraftModel.from_pretrained(folder)
 
 
 def test_large_weights_may_have_a_sum_that_overflows(folder):
     change_weights(folder, lambda t: t | {"fc.weight": torch.full_like(t["fc.weight"], 3e38)})
-    assert load_draft_model(folder).fc.weight.isfinite().all()
+    assert DraftModel.from_pretrained(folder).fc.weight.isfinite().all()
 
 
 def test_every_kind_of_mismatch_is_counted_and_named(folder):
@@ -168,7 +170,7 @@ def test_every_kind_of_mismatch_is_counted_and_named(folder):
 
     change_weights(folder, change)
     with pytest.raises(ModelError) as error:
-        load_draft_model(folder)
+        DraftModel.from_pretrained(folder)
     message = str(error.value)
     assert "5 missing (layers.0.self_attn.q_norm.weight, " in message
     assert ", ...)" in message
@@ -188,12 +190,12 @@ def test_every_kind_of_mismatch_is_counted_and_named(folder):
 def test_tensors_of_other_drafters_are_refused_by_name(folder, name, message):
     change_weights(folder, lambda tensors: tensors | {name: torch.zeros(1)})
     with pytest.raises(ModelError, match=message):
-        load_draft_model(folder)
+        DraftModel.from_pretrained(folder)
 
 
 def test_incomplete_and_damaged_folders(folder, tmp_path):
     with pytest.raises(ModelError, match="a drafter is a folder with"):
-        load_draft_model(tmp_path / "nowhere")
+        DraftModel.from_pretrained(tmp_path / "nowhere")
     for file, content, message in (
         ("model.safetensors", b"garbage", "cannot read"),
         ("config.json", b"{", "not valid JSON"),
@@ -203,12 +205,12 @@ def test_incomplete_and_damaged_folders(folder, tmp_path):
         shutil.copytree(folder, broken)
         (broken / file).write_bytes(content)
         with pytest.raises(ModelError, match=message):
-            load_draft_model(broken)
+            DraftModel.from_pretrained(broken)
         shutil.rmtree(broken)
     (folder / "mask_embedding.pt").touch()
     with pytest.raises(ModelError, match=r"cannot read .*mask_embedding"):
-        load_draft_model(folder)
+        DraftModel.from_pretrained(folder)
     (folder / "mask_embedding.pt").unlink()
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="cannot read"):
-        load_draft_model(folder)
+        DraftModel.from_pretrained(folder)

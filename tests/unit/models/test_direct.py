@@ -14,7 +14,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.interface import Rotation
-from blockdraft.models.layers.fused import with_sign
+from blockdraft.models.layers.fused_layer import with_sign
 from blockdraft.models.layers.rotation_table import RotationTable
 from blockdraft.models.target import direct as direct_module
 from blockdraft.models.target.direct import direct_forward
@@ -55,7 +55,7 @@ def run(target: PagedTarget, split: tuple[int, ...] = (33, 7)) -> tuple[Tensor, 
     with target._opened(0, len(IDS)):
         for length in split:
             rows = PackedRows()
-            target._add(rows, 0, IDS[start : start + length], start, length)
+            rows.add(target.memory, 0, IDS[start : start + length], start, length)
             found.append(target._run(rows, with_features=True))
             start += length
     logits, features = zip(*found, strict=True)
@@ -97,7 +97,7 @@ def run_wanting(
                 want += wanted(len(rows), length)
                 # Branches have tokens of their own.
                 token_ids = [token + len(places) for token in IDS[start : start + length]]
-                target._add(rows, key, token_ids, start, 0, 0, places)
+                rows.add(target.memory, key, token_ids, start, 0, 0, places)
             rows.wanted = want
             logits, features = target._run(rows, with_features=True)
             assert features is not None

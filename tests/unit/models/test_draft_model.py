@@ -8,7 +8,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEm
 from blockdraft.core.errors import ModelError
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.context import ConcatContext
-from blockdraft.models.draft.dflash import DraftModel, RMSNorm, Rotary, _packed
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.modules import RMSNorm, Rotary
+from blockdraft.models.layers.tensors import with_fresh_strides
 
 FULL = ("full_attention",) * 2
 MIXED = ("sliding_attention", "full_attention")
@@ -278,8 +280,8 @@ def test_embeddings_are_scaled_rows_of_the_matrix():
 def test_a_slice_gets_the_strides_of_a_fresh_tensor():
     sliced = torch.randn(1, 6, 8)[:, 1:]
     assert sliced.stride() == (48, 8, 1)
-    assert _packed(sliced).stride() == (40, 8, 1)
-    assert torch.equal(_packed(sliced), sliced)
+    assert with_fresh_strides(sliced).stride() == (40, 8, 1)
+    assert torch.equal(with_fresh_strides(sliced), sliced)
 
 
 def test_unknown_activation_and_broken_rope_are_model_errors():

@@ -24,11 +24,13 @@ from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.kernels.cpu.ops import TiledAttention
+from blockdraft.kernels.interface import Rotation
 from blockdraft.kernels.weights import Norm
 from blockdraft.models.attention.exact import EXACT_ATTENTION
 from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.layers import fused
-from blockdraft.models.layers.fused import FusedLayer, RotationSigns, fuse_layers, speed_up
+from blockdraft.models.layers.fused import fuse_layers, speed_up
+from blockdraft.models.layers.fused_layer import FusedLayer, RotationSigns
 from blockdraft.models.layers.packed import PackedLinear, pack_linears, plain_linears
 from blockdraft.models.supported import decoder_layers
 from blockdraft.models.target.paged import PagedTarget
@@ -161,7 +163,7 @@ def test_a_target_gives_the_model_back() -> None:
     assert num_replaced(model) == 0
 
 
-def no_signs(signs: RotationSigns, rotation: fused.Rotation) -> fused.Rotation:
+def no_signs(signs: RotationSigns, rotation: Rotation) -> Rotation:
     cos, sin = rotation
     return cos[:, :, None], sin[:, :, None]
 

@@ -10,7 +10,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.ops import attends_over
 from blockdraft.kernels.heads import filled, stored_size
-from blockdraft.models.layers.fused import FusedLayer
+from blockdraft.models.layers.fused_layer import FusedLayer
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from tests.tiny import tiny_target

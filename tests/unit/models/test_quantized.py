@@ -20,7 +20,8 @@ from blockdraft.kernels.cpu.products import GroupProduct
 from blockdraft.kernels.weights import GROUP
 from blockdraft.measure.setting import describe_setting
 from blockdraft.models.arithmetic import target_rates
-from blockdraft.models.layers.fused import FusedLayer, drop_quantized
+from blockdraft.models.layers.fused import drop_quantized
+from blockdraft.models.layers.fused_layer import FusedLayer
 from blockdraft.models.layers.quantized import (
     QuantizedLinear,
     dequantize,

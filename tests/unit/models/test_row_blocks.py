@@ -11,7 +11,8 @@ from blockdraft.core.errors import ModelError
 from blockdraft.kernels.cpu.onednn import OneDnnLinear
 from blockdraft.kernels.cpu.products import PackedProduct
 from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
-from blockdraft.models.layers.fused import FusedLayer, speed_up
+from blockdraft.models.layers.fused import speed_up
+from blockdraft.models.layers.fused_layer import FusedLayer
 from blockdraft.models.layers.packed import PackedLinear
 from blockdraft.models.layers.row_blocks import RowBlocks, keeps_any_rows, largest_block, tried_rows
 from blockdraft.models.supported import decoder_layers

@@ -327,12 +327,12 @@ def test_a_guess_is_the_softmax_of_the_targets_head(temperature: float) -> None:
     )
     reader = HeadReader(layers_of(head))
     end = reader.read(own, text)
-    thoughts = end, reader.read_on(end, 9)
+    found_states = end, reader.read_on(end, 9)
     divisor = min(1.0, max(LEAST_TEMPERATURE, temperature))
-    for thought, right in zip(thoughts, (state, says(head, on, joined, 4)), strict=True):
+    for found_state, right in zip(found_states, (state, says(head, on, joined, 4)), strict=True):
         logits = lm_head[head.token_ids] @ rms(right, head.last_norm) + head.bias
         expected = SHAPE.covered * torch.softmax(logits / divisor, -1)
-        found = reader.guess(thought, temperature)
+        found = reader.guess(found_state, temperature)
         assert found is not None
         # The layers at work are in int8.
         difference = np.log(found) - expected.detach().log().numpy()
@@ -508,8 +508,8 @@ def test_what_is_read_at_work_is_what_is_trained(window: int) -> None:
     reader, at = HeadReader(layers), 0
     for num in (7, 1, 3, 9, 1):
         at += num
-        thought = reader.read(own[at - num : at], text[: at + 1])
+        state = reader.read(own[at - num : at], text[: at + 1])
         for depth in range(DEPTH):
-            found = logits_of(layers, thought.state[None])[0]
+            found = logits_of(layers, state.hidden[None])[0]
             assert found.allclose(trained[depth][0, at - 1 + depth], atol=1e-4)
-            thought = reader.read_on(thought, text[at + 1 + depth])
+            state = reader.read_on(state, text[at + 1 + depth])

@@ -23,8 +23,8 @@ from blockdraft.engine.probe import ProbeAnswer
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.context import ConcatContext
 from blockdraft.models.draft.denoising import denoise, greedy
-from blockdraft.models.draft.dflash import Rotary
 from blockdraft.models.draft.masks import block_masks
+from blockdraft.models.draft.modules import Rotary
 from blockdraft.models.target.transformers import TransformersTarget
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.speculate.drafters.dflash import DFlashDrafter

@@ -36,7 +36,7 @@ def _flex(device_type: str) -> Any:
 def flex_masks(
     config: DraftConfig, anchors: Tensor, block_size: int, num_context: int, starts: Tensor
 ) -> dict[AttentionKind, BlockMask]:
-    """The masks of `draft_masks.block_masks`, as tiles."""
+    """The masks of `masks.block_masks`, as tiles."""
     sizes = (len(anchors), None, anchors.shape[1] * block_size)
     num_keys = num_context + sizes[2]
     return {

@@ -53,8 +53,8 @@ class DraftConfig:
         causal: whether slots see only earlier slots of their block; None means that sliding
             layers do and full layers do not.
         dflash2: what DFlash 2 adds; None for DFlash.
-        num_denoising_steps: forwards that fill a block, see `models.denoising`; more than one only
-            without features.
+        num_denoising_steps: forwards that fill a block, see `models.draft.denoising`; more than one
+            only without features.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.

@@ -4,9 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockdraft.kernels.interface import Rotation
 from blockdraft.kernels.weights import Norm
 from blockdraft.models.draft.context import LayerKV
-from blockdraft.models.draft.dflash import DraftModel, Rotation, rotate
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.modules import rotate
 from blockdraft.models.layers.packed import linear_of
 
 
@@ -25,8 +27,8 @@ class ContextProjection:
         weight = torch.cat([p.weight.detach() for p in projections])
         self._linear = linear_of(weight, in_int8=in_int8)
         self._bias = torch.cat(biases) if biases else None
-        # [layers, head_dim]: heads of a layer share a norm.
-        norms = torch.stack([a.k_norm.weight.detach() for a in attentions])
+        # [layers, head_dim]: heads of a layer share a norm. In DFlash every layer has them.
+        norms = torch.stack([both[1].weight for a in attentions if (both := a.head_norms)])
         config = model.config
         self.key_norms = Norm(norms, config.rms_norm_eps, rounds_first=True)
         self._shape = (len(attentions), 2, config.num_key_value_heads, config.head_dim)

@@ -5,7 +5,7 @@ checkpoints: Qwen3-style layers without embedding and head of their own. Feature
 `hidden_norm(fc(features))`, enter every layer as extra keys and values through the layer's own
 projections; the slots of the block see them and each other. The slot at absolute position p
 predicts the token at p; slot 0 is the anchor, the last committed token, and predicts nothing.
-DFlash 2 adds convolutions over the slots of a block (`draft_convolution`), and a selector that
+DFlash 2 adds convolutions over the slots of a block (`convolution`), and a selector that
 chooses a slot's token behind the one before it (`candidate_selector`).
 
 Shapes: b sequences, c context tokens, q block slots, D hidden size, V vocabulary.
@@ -18,13 +18,10 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Qwen3Config
-from transformers.activations import ACT2FN
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from blockdraft.core.errors import ModelError, reason_of
+from blockdraft.kernels.interface import Rotation
 from blockdraft.kernels.weights import GroupWeight
-from blockdraft.models.draft.attention import ScoreMask, attend
+from blockdraft.models.draft.attention import ScoreMask
 from blockdraft.models.draft.candidate_selector import CandidateSelector, lattice_of
 from blockdraft.models.draft.checkpoint import (
     check_tensors,
@@ -35,8 +32,8 @@ from blockdraft.models.draft.checkpoint import (
 from blockdraft.models.draft.config import AttentionKind, DraftConfig
 from blockdraft.models.draft.context import ContextKV, DraftContext, LayerKV
 from blockdraft.models.draft.convolution import DynamicConvolution, Layer
-from blockdraft.models.draft.eagle3_config import AnyDraftConfig
 from blockdraft.models.draft.masks import block_masks
+from blockdraft.models.draft.modules import INIT_STD, DraftAttention, DraftMLP, RMSNorm, Rotary
 from blockdraft.models.draft.own_ends import (
     read_mask_embedding,
     saved_ends,
@@ -45,138 +42,7 @@ from blockdraft.models.draft.own_ends import (
 )
 from blockdraft.models.draft.vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from blockdraft.models.layers.quantized import look_up
-
-INIT_STD = 0.02
-"""Standard deviation of freshly initialized projections, as in every published recipe."""
-
-Rotation = tuple[Tensor, Tensor]
-"""cos and signed sin, each [b, tokens, 1, head_dim]."""
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, computed in float32.
-
-    In bfloat16 it rounds once, after the weight; the published module also rounds before it.
-    """
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size]."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-class Rotary:
-    """Rotary position embedding of whole heads, halves paired as in Llama and Qwen.
-
-    Not a module: its frequencies must stay float32 when the model is cast.
-
-    Raises:
-        ModelError: transformers rejects the RoPE parameters.
-    """
-
-    def __init__(self, config: AnyDraftConfig) -> None:
-        # Real values even while the model around it is built on the meta device.
-        with torch.device("cpu"):
-            self._frequencies, self._scale = _rope_frequencies(config)
-
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """Absolute positions [b, t] -> cos and signed sin [b, t, 1, head_dim] in `dtype`."""
-        if self._frequencies.device != positions.device:
-            self._frequencies = self._frequencies.to(positions.device)
-        angles = positions[..., None, None].float() * self._frequencies
-        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        # The sign of the rotated first half sits in the sine, which saves a negation per use.
-        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
-
-
-def _rope_frequencies(config: AnyDraftConfig) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] in float32, and the factor on cos and sin."""
-    if config.rope["rope_type"] == "default":
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        return 1.0 / (config.rope["rope_theta"] ** exponents), 1.0
-    try:
-        # transformers completes and checks the parameters of each kind against a model's config.
-        model_config = Qwen3Config(
-            hidden_size=config.hidden_size,
-            num_attention_heads=config.num_attention_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_position_embeddings,
-            rope_parameters=dict(config.rope),
-        )
-        frequencies, scale = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](model_config)
-    # transformers raises any type for broken parameters.
-    except Exception as error:
-        raise ModelError(
-            f"the drafter's RoPE parameters {dict(config.rope)} are not usable: "
-            f"{reason_of(error)}; correct rope_scaling in its config.json"
-        ) from error
-    return frequencies.float(), float(scale)
-
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate heads [b, t, heads, head_dim] by their positions."""
-    cos, signed_sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((second, first), dim=-1) * signed_sin
-
-
-class DraftAttention(nn.Module):
-    """Grouped-query attention of the block over context and block."""
-
-    def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._head_dim, bias = config.head_dim, config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, heads * config.head_dim, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_heads * config.head_dim, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_heads * config.head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * config.head_dim, config.hidden_size, bias=bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-
-    def keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
-        """[b, t, D] of context or block -> keys and values, each [b, kv_heads, t, head_dim]."""
-        heads = (*x.shape[:2], -1, self._head_dim)
-        k = rotate(self.k_norm(self.k_proj(x).view(heads)), rotation)
-        return k.transpose(1, 2), self.v_proj(x).view(heads).transpose(1, 2)
-
-    def forward(
-        self, x: Tensor, rotation: Rotation, context: ContextKV, layer: int, mask: ScoreMask
-    ) -> Tensor:
-        """Normed block [b, q, D] -> [b, q, D].
-
-        The mask is over num_context + q keys.
-        """
-        q = rotate(self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self._head_dim)), rotation)
-        k, v = context.extend(layer, *self.keys_values(x, rotation))
-        out = attend(q.transpose(1, 2), k, v, mask)
-        result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-        return result
-
-
-class DraftMLP(nn.Module):
-    """Gated feed-forward network."""
-
-    def __init__(self, config: AnyDraftConfig) -> None:
-        super().__init__()
-        if config.hidden_act not in ACT2FN:
-            raise ModelError(
-                f"hidden_act {config.hidden_act!r} is unknown; give one that transformers knows, "
-                f"for example 'silu'"
-            )
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.activation = ACT2FN[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[b, q, D] -> [b, q, D]."""
-        result: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
-        return result
+from blockdraft.models.layers.tensors import with_fresh_strides
 
 
 class DraftLayer(nn.Module):
@@ -189,7 +55,7 @@ class DraftLayer(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = DraftAttention(config)
+        self.self_attn = DraftAttention(config, config.hidden_size, has_bias=config.attention_bias)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = DraftMLP(config)
         self.attention_conv: DynamicConvolution | None = None
@@ -236,7 +102,7 @@ class DraftModel(nn.Module):
 
     Its parameters carry the published names, so its state dict is the checkpoint. Set
     `draft_vocabulary` to guess from a part of the vocabulary only, see `models.draft.vocabulary`.
-    Some checkpoints bring what others take from the target, see `models.own_ends`:
+    Some checkpoints bring what others take from the target, see `models.draft.own_ends`:
     `own_embedding` [V, D], `own_head` [V or draft vocabulary, D] and `mask_embedding` [D].
 
     Raises:
@@ -333,14 +199,8 @@ class DraftModel(nn.Module):
     def new_context(self, capacity: int = 512) -> DraftContext:
         """An empty context for one sequence, fit for this model."""
         config, weight = self.config, self.fc.weight
-        return DraftContext(
-            config.num_hidden_layers,
-            config.num_key_value_heads,
-            config.head_dim,
-            dtype=weight.dtype,
-            device=weight.device,
-            capacity=capacity,
-        )
+        shape = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        return DraftContext(*shape, dtype=weight.dtype, device=weight.device, capacity=capacity)
 
     def embed(self, token_ids: Tensor, embed_weight: Tensor | GroupWeight) -> Tensor:
         """Token ids [b, q] -> [b, q, D]: rows of the target's embedding matrix [V, D], scaled.
@@ -371,7 +231,7 @@ class DraftModel(nn.Module):
 
     def context_inputs(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
         """What all layers project: fused features [b, c, D], and the rotation of the positions."""
-        hidden = self.hidden_norm(self.fc(_packed(features)))
+        hidden = self.hidden_norm(self.fc(with_fresh_strides(features)))
         return hidden, self.rotary(positions, hidden.dtype)
 
     def forward(
@@ -399,7 +259,7 @@ class DraftModel(nn.Module):
         """
         rotation = self.rotary(positions, embeddings.dtype)
         scored = {kind: _score_mask(mask, embeddings.dtype) for kind, mask in masks.items()}
-        x, block_size = _packed(embeddings), block_size or embeddings.shape[1]
+        x, block_size = with_fresh_strides(embeddings), block_size or embeddings.shape[1]
         for index, layer in enumerate(self.draft_layers()):
             mask = scored[self.config.layer_types[index]]
             x = layer(x, rotation, context, index, mask, block_size)
@@ -408,7 +268,7 @@ class DraftModel(nn.Module):
 
     def logits(self, hidden: Tensor, lm_head_weight: Tensor) -> Tensor:
         """Hidden states [..., D] through the target's head [V, D] -> logits [..., V]."""
-        return self.scaled_logits(F.linear(_packed(hidden), lm_head_weight))
+        return self.scaled_logits(F.linear(with_fresh_strides(hidden), lm_head_weight))
 
     def scaled_logits(self, logits: Tensor) -> Tensor:
         """The head's output [..., n] -> logits [..., n], with the config's multiplier and cap."""
@@ -462,16 +322,6 @@ class DraftModel(nn.Module):
             yield layer
 
 
-def _packed(x: Tensor) -> Tensor:
-    """The same values [..., n] with the strides of a fresh tensor.
-
-    A slice such as `x[:, 1:]` of a batch of one counts as contiguous and keeps the stride of the
-    longer batch; on such a tensor oneDNN refuses a linear layer, and the fallback took 17 times as
-    long for the head of a small model in bfloat16.
-    """
-    return x.reshape(-1, x.shape[-1]).view(x.shape)
-
-
 def _score_mask(mask: ScoreMask, dtype: torch.dtype) -> ScoreMask:
     """A mask of truth values as numbers, made once a forward instead of once a layer."""
     if not isinstance(mask, Tensor):
@@ -479,12 +329,3 @@ def _score_mask(mask: ScoreMask, dtype: torch.dtype) -> ScoreMask:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
         ~mask, float("-inf")
     )
-
-
-def load_draft_model(
-    folder: str | Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-) -> DraftModel:
-    """Same as `DraftModel.from_pretrained`."""
-    return DraftModel.from_pretrained(folder, dtype, device)

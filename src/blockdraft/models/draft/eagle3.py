@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from blockdraft.core.errors import ModelError
+from blockdraft.kernels.interface import Rotation
 from blockdraft.kernels.weights import GroupWeight
-from blockdraft.models.draft.attention import ScoreMask, attend
+from blockdraft.models.draft.attention import ScoreMask
 from blockdraft.models.draft.checkpoint import (
     check_tensors,
     read_config,
@@ -33,10 +34,14 @@ from blockdraft.models.draft.checkpoint import (
     write_checkpoint,
 )
 from blockdraft.models.draft.context import ContextKV, DraftContext, LayerKV
-from blockdraft.models.draft.dflash import INIT_STD, DraftMLP, RMSNorm, Rotary, Rotation, rotate
 from blockdraft.models.draft.eagle3_config import Eagle3Config
-from blockdraft.models.draft.own_ends import EMBEDDING_NAME
-from blockdraft.models.draft.speculators_layout import OF_THE_VERIFIER, draft_vocabulary_of
+from blockdraft.models.draft.modules import INIT_STD, DraftAttention, DraftMLP, RMSNorm, Rotary
+from blockdraft.models.draft.own_ends import EMBEDDING_NAME, check_shape
+from blockdraft.models.draft.speculators_layout import (
+    OF_THE_VERIFIER,
+    d2t_of,
+    draft_vocabulary_of,
+)
 from blockdraft.models.layers.quantized import look_up
 
 _LAYER = "midlayer."
@@ -59,39 +64,6 @@ class GrowingKV:
         return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
 
 
-class Eagle3Attention(nn.Module):
-    """Grouped-query attention whose input is twice as wide as its output."""
-
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        width = 2 * config.hidden_size
-        self._head_dim = config.head_dim
-        self.q_proj = nn.Linear(width, heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, kv_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, kv_heads * config.head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * config.head_dim, config.hidden_size, bias=False)
-        self.q_norm: nn.Module = nn.Identity()
-        self.k_norm: nn.Module = nn.Identity()
-        if config.head_norms:
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-
-    def keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
-        """[b, t, 2 * D] -> keys and values, each [b, kv_heads, t, head_dim]."""
-        heads = (*x.shape[:2], -1, self._head_dim)
-        k = rotate(self.k_norm(self.k_proj(x).view(heads)), rotation)
-        return k.transpose(1, 2), self.v_proj(x).view(heads).transpose(1, 2)
-
-    def forward(self, x: Tensor, rotation: Rotation, context: ContextKV, mask: ScoreMask) -> Tensor:
-        """[b, t, 2 * D] -> [b, t, D]; the mask is over all that the context returns."""
-        q = rotate(self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self._head_dim)), rotation)
-        k, v = context.extend(0, *self.keys_values(x, rotation))
-        out = attend(q.transpose(1, 2), k, v, mask)
-        result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-        return result
-
-
 class Eagle3Layer(nn.Module):
     """The decoder layer; tokens and hidden states are normed each with a norm of their own."""
 
@@ -100,7 +72,9 @@ class Eagle3Layer(nn.Module):
         self._norm_before_residual = config.norm_before_residual
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Eagle3Attention(config)
+        self.self_attn = DraftAttention(
+            config, 2 * config.hidden_size, has_head_norms=config.head_norms
+        )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = DraftMLP(config)
 
@@ -121,7 +95,7 @@ class Eagle3Layer(nn.Module):
         normed = self.hidden_norm(hidden)
         x = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
         residual = normed if self._norm_before_residual else hidden
-        x = residual + self.self_attn(x, rotation, context, mask)
+        x = residual + self.self_attn(x, rotation, context, 0, mask)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -182,14 +156,7 @@ class Eagle3Model(nn.Module):
         config = replace(config, head_norms=has_head_norms)
         token_ids = _take_vocabulary(tensors, config, folder)
         embedding = tensors.pop(EMBEDDING_NAME, None)
-        if embedding is not None and list(embedding.shape) != [
-            config.vocab_size,
-            config.hidden_size,
-        ]:
-            raise ModelError(
-                f"{folder} holds {EMBEDDING_NAME} {list(embedding.shape)} instead of "
-                f"{[config.vocab_size, config.hidden_size]}; use the files of one checkpoint"
-            )
+        check_shape(embedding, EMBEDDING_NAME, [config.vocab_size], config, folder)
         with torch.device("meta"):
             model = cls(config)
         check_tensors(tensors, model.state_dict(), folder)
@@ -217,10 +184,9 @@ class Eagle3Model(nn.Module):
         if self.own_embedding is not None:
             tensors[EMBEDDING_NAME] = self.own_embedding
         if self.draft_vocabulary is not None:
-            token_ids = torch.tensor(self.draft_vocabulary)
-            tensors["d2t"] = token_ids - torch.arange(len(token_ids))
+            tensors["d2t"] = d2t_of(self.draft_vocabulary)
             tensors["t2d"] = torch.zeros(self.config.vocab_size, dtype=torch.bool)
-            tensors["t2d"][token_ids] = True
+            tensors["t2d"][self.draft_vocabulary] = True
         write_checkpoint(Path(folder), config, tensors, provenance)
 
     def draft_layers(self) -> list[Eagle3Layer]:
@@ -230,12 +196,8 @@ class Eagle3Model(nn.Module):
     def new_context(self, capacity: int = 512) -> DraftContext:
         """An empty context for one sequence, fit for this model."""
         config, weight = self.config, self.fc.weight
-        return DraftContext(
-            *(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
-            dtype=weight.dtype,
-            device=weight.device,
-            capacity=capacity,
-        )
+        shape = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        return DraftContext(*shape, dtype=weight.dtype, device=weight.device, capacity=capacity)
 
     def embed(self, token_ids: Tensor, embed_weight: Tensor | GroupWeight) -> Tensor:
         """Token ids [b, t] -> [b, t, D]: rows of an embedding matrix [V, D]."""

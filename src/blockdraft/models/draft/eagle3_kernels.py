@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import Backend, LayerParts
-from blockdraft.kernels.weights import Norm
+from blockdraft.kernels.interface import Backend
 from blockdraft.models.draft.attention import ScoreMask, attend
 from blockdraft.models.draft.context import ContextKV, LayerKV
-from blockdraft.models.draft.dflash import RMSNorm, rotate
 from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.draft.modules import layer_parts, rotate
 from blockdraft.models.layers.layer import DecoderLayer
 from blockdraft.models.layers.packed import side_by_side
 
@@ -24,33 +23,18 @@ class KernelEagle3:
     """What a drafter asks of an `Eagle3Model`, from its weights of this moment."""
 
     def __init__(self, model: Eagle3Model, backend: Backend, in_int8: bool) -> None:
-        layer, config = model.midlayer, model.config
+        layer = model.midlayer
+        attention = layer.self_attn
         joined = partial(side_by_side, in_int8=in_int8)
-        attention, mlp = layer.self_attn, layer.mlp
-        self._backend, self._config = backend, config
+        self._backend, self._config = backend, model.config
         self._rotation = model.rotary
-        self._token_norm, self._hidden_norm = _norm(layer.input_layernorm), _norm(layer.hidden_norm)
-        self._final_norm = _norm(model.norm)
-        self._head_norms: tuple[Norm, Norm] | None = None
-        if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
-            self._head_norms = _norm(attention.q_norm), _norm(attention.k_norm)
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._layer = DecoderLayer(
-            backend,
-            LayerParts(
-                qkv=joined(attention.q_proj, attention.k_proj, attention.v_proj),
-                o=joined(attention.o_proj),
-                gate_up=joined(mlp.gate_proj, mlp.up_proj),
-                down=joined(mlp.down_proj),
-                norm=self._token_norm,
-                mlp_norm=_norm(layer.post_attention_layernorm),
-                head_norms=self._head_norms,
-                num_heads=(heads, kv_heads, kv_heads),
-                head_dim=config.head_dim,
-                activation=mlp.activation,
-            ),
-            is_usual=False,
+        self._hidden_norm, self._final_norm = layer.hidden_norm.parts, model.norm.parts
+        parts = layer_parts(
+            *(attention, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm),
+            in_int8=in_int8,
         )
+        self._token_norm, self._head_norms = parts.norm, parts.head_norms
+        self._layer = DecoderLayer(backend, parts, is_usual=False)
         # A context needs no queries, which would be most of its work.
         self._kv = joined(attention.k_proj, attention.v_proj)
         self.fuse = joined(model.fc)
@@ -111,7 +95,3 @@ def kernel_eagle3(model: Eagle3Model, *, in_int8: bool = False) -> KernelEagle3 
         return None
     with torch.no_grad():
         return KernelEagle3(model, backend, in_int8)
-
-
-def _norm(norm: RMSNorm) -> Norm:
-    return Norm(norm.weight.detach().contiguous(), norm.eps, rounds_first=False)

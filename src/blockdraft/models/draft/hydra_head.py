@@ -122,12 +122,12 @@ class HydraHead(nn.Module):
         shape, places = self.shape, torch.arange(embeddings.shape[1], device=embeddings.device)
         distance = places[:, None] - places
         rotation = rotation_of(places, shape.head_dim)
-        x = joined(self, features, embeddings)
+        x = layer_input(self, features, embeddings)
         keys, values, states = list[Tensor](), list[Tensor](), list[Tensor]()
         for depth in range(depths):
             if depth:
                 before = F.pad(states[-1], (0, 0, 1, 0))[:, :-1]
-                x = joined_on(self, before, embeddings)
+                x = next_layer_input(self, before, embeddings)
             query, key, value = split_heads(self, x, rotation)
             keys.append(key)
             values.append(value)
@@ -245,7 +245,7 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, [places, head_dim] each."""
 
 
-def joined(parts: Parts, features: Tensor, embeddings: Tensor) -> Tensor:
+def layer_input(parts: Parts, features: Tensor, embeddings: Tensor) -> Tensor:
     """Features [.., K * D] and embeddings [.., D] of the tokens behind them -> [.., D]."""
     by_layer = features.view(*features.shape[:-1], *parts.feature_norms.shape)
     by_layer = _normed(by_layer, parts.feature_norms)
@@ -254,8 +254,8 @@ def joined(parts: Parts, features: Tensor, embeddings: Tensor) -> Tensor:
     )
 
 
-def joined_on(parts: Parts, states: Tensor, embeddings: Tensor) -> Tensor:
-    """As `joined`, with states [.., D] in place of the features."""
+def next_layer_input(parts: Parts, states: Tensor, embeddings: Tensor) -> Tensor:
+    """As `layer_input`, with states [.., D] in place of the features."""
     return parts.join_on(
         torch.cat((_normed(states, parts.state_norm), _normed(embeddings, parts.next_norm)), -1)
     )
@@ -281,7 +281,7 @@ def split_heads(parts: Parts, x: Tensor, rotation: Rotation) -> tuple[Tensor, Te
 def state_of(
     parts: Parts, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None
 ) -> Tensor:
-    """[texts, places, D] of what was joined there, with what attention found and the gated layer.
+    """[texts, places, D] of `layer_input` there, plus what attention and the gated layer add.
 
     seen: [places, keys], which keys a place looks at; None: all.
     """

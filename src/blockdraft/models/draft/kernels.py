@@ -5,17 +5,15 @@ it in the last bits; the choice of the target decides what is kept, so output ne
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from blockdraft.kernels.interface import Backend, LayerParts, Rotation, Scoring
-from blockdraft.kernels.weights import Norm
 from blockdraft.models.attention.plan import LayerAttention, kinds_of
-from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.convolution import DynamicConvolution, Layer, convolve, dynamic_taps
-from blockdraft.models.draft.dflash import DraftLayer, DraftModel, RMSNorm
+from blockdraft.models.draft.dflash import DraftLayer, DraftModel
+from blockdraft.models.draft.modules import layer_parts
 from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.layers.layer import Attend, DecoderLayer, stack_of
 from blockdraft.models.layers.packed import side_by_side
@@ -32,13 +30,13 @@ class KernelDraft:
         )
         config, scoring = model.config, Scoring(model.config.head_dim**-0.5)
         self._layers = [
-            _layer(contexts.backend, own, config, in_int8) for own in model.draft_layers()
+            _layer(contexts.backend, own, in_int8=in_int8) for own in model.draft_layers()
         ]
         self._is_convolved = config.dflash2 is not None
         self._attentions = [
             LayerAttention(scoring, config.visibility(kind)) for kind in config.layer_types
         ]
-        self._norm = _norm(model.norm)
+        self._norm = model.norm.parts
         self._stack = stack_of(self._layers, self._attentions, contexts.kv)
         self._kinds, _ = kinds_of(self._attentions)
 
@@ -122,31 +120,11 @@ def kernel_draft(
         return KernelDraft(model, contexts, in_int8)
 
 
-def _layer(backend: Backend, layer: DraftLayer, config: DraftConfig, in_int8: bool) -> DecoderLayer:
-    parts = _parts(layer, config, in_int8)
+def _layer(backend: Backend, layer: DraftLayer, *, in_int8: bool) -> DecoderLayer:
+    parts = layer_parts(
+        *(layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm),
+        in_int8=in_int8,
+    )
     if layer.attention_conv is None or layer.mlp_conv is None:
         return DecoderLayer(backend, parts)
     return _Convolved(backend, parts, layer.attention_conv, layer.mlp_conv)
-
-
-def _parts(layer: DraftLayer, config: DraftConfig, in_int8: bool) -> LayerParts:
-    """Of a draft layer, from its weights of this moment."""
-    attention, mlp = layer.self_attn, layer.mlp
-    joined = partial(side_by_side, in_int8=in_int8)
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    return LayerParts(
-        qkv=joined(attention.q_proj, attention.k_proj, attention.v_proj),
-        o=joined(attention.o_proj),
-        gate_up=joined(mlp.gate_proj, mlp.up_proj),
-        down=joined(mlp.down_proj),
-        norm=_norm(layer.input_layernorm),
-        mlp_norm=_norm(layer.post_attention_layernorm),
-        head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)),
-        num_heads=(heads, kv_heads, kv_heads),
-        head_dim=config.head_dim,
-        activation=mlp.activation,
-    )
-
-
-def _norm(norm: RMSNorm) -> Norm:
-    return Norm(norm.weight.detach().contiguous(), norm.eps, rounds_first=False)

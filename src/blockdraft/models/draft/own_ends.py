@@ -3,6 +3,7 @@
 Most take all three from the target. The head may know a part of the vocabulary only.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from blockdraft.core.files import replace_file
 from blockdraft.hub.folder import read_index
 from blockdraft.models.draft.checkpoint import WEIGHTS_NAME, plain_name
 from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.eagle3_config import AnyDraftConfig
 from blockdraft.models.draft.speculators_layout import (
     OF_THE_VERIFIER,
+    d2t_of,
     draft_vocabulary_of,
     over_whole_vocabulary,
 )
@@ -52,8 +55,8 @@ def take_own_ends(tensors: dict[str, Tensor], config: DraftConfig, folder: Path)
     num_known = config.vocab_size if token_ids is None else len(token_ids)
     embedding = tensors.pop(EMBEDDING_NAME, None)
     head = tensors.pop(HEAD_NAME, None)
-    _check_shape(embedding, EMBEDDING_NAME, (config.vocab_size,), config, folder)
-    _check_shape(head, HEAD_NAME, (config.vocab_size, num_known), config, folder)
+    check_shape(embedding, EMBEDDING_NAME, (config.vocab_size,), config, folder)
+    check_shape(head, HEAD_NAME, (config.vocab_size, num_known), config, folder)
     if token_ids is not None and head is not None and len(head) != num_known:
         head = head[token_ids]
     if token_ids is not None:
@@ -69,13 +72,20 @@ def saved_ends(
         name: t for name, t in ((EMBEDDING_NAME, embedding), (HEAD_NAME, head)) if t is not None
     }
     if head is not None and token_ids is not None:
-        saved["d2t"] = torch.tensor(token_ids) - torch.arange(len(token_ids))
+        saved["d2t"] = d2t_of(token_ids)
     return saved
 
 
-def _check_shape(
-    found: Tensor | None, name: str, num_rows: tuple[int, ...], config: DraftConfig, folder: Path
+def check_shape(
+    found: Tensor | None, name: str, num_rows: Iterable[int], config: AnyDraftConfig, folder: Path
 ) -> None:
+    """Compare an embedding or a head, if there is one, with the config.
+
+    num_rows: how many it may have.
+
+    Raises:
+        ModelError: it is of another shape.
+    """
     expected = [[rows, config.hidden_size] for rows in sorted(set(num_rows))]
     if found is not None and list(found.shape) not in expected:
         raise ModelError(

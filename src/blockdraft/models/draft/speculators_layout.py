@@ -6,7 +6,7 @@ layer by the number of layers before it. Its checkpoints may bring an embedding 
 `d2t` and `t2d` say which tokens that head knows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,11 @@ def draft_vocabulary_of(tensors: dict[str, Tensor], vocab_size: int, folder: Pat
             f"0 to {vocab_size - 1}; copy the checkpoint again"
         )
     return None if len(found) == vocab_size else found
+
+
+def d2t_of(token_ids: Sequence[int]) -> Tensor:
+    """What `draft_vocabulary_of` reads: for each of these ids, ascending, what its place lacks."""
+    return torch.tensor(token_ids) - torch.arange(len(token_ids))
 
 
 def over_whole_vocabulary(tensors: dict[str, Tensor], token_ids: Tensor, vocab_size: int) -> None:

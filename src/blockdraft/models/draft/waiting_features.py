@@ -1,7 +1,7 @@
 """Features of committed tokens that nobody has drafted from yet."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,6 +43,12 @@ class Waiting:
             self.parts[self.num_joined :] = [torch.cat(self.parts[self.num_joined :])]
             self.num_joined += 1
             self.num_viewed = 0
+
+
+def features_and_positions(piece: Sequence[Waiting]) -> tuple[Tensor, list[int]]:
+    """Features [c, num_features * hidden] of all that waits in a piece, and their c positions."""
+    features = torch.cat([part for waiting in piece for part in waiting.parts])
+    return features, [p for waiting in piece for p in range(waiting.start, waiting.end)]
 
 
 class WaitingFeatures:

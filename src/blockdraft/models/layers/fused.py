@@ -1,10 +1,8 @@
-"""Decoder layers of the common kind in fewer and larger operations.
+"""Which decoder layers of a model run in their fused form (`fused_layer`), found by trying.
 
-A step of a small model spends as long between its matrix products as in them. A fused layer makes
-one product of queries, keys and values, one of gate and up projection, and rotates queries and keys
-together. Every rounding stays where the model's own layer has it, and a layer is replaced only if
-it gave the same bits on a probe. With kernels the operations between the products are native; they
-replace torch's only if they then give nearly the same.
+A layer is replaced only if the fused form gave the same bits on a probe. With kernels the
+operations between its products are native; they replace torch's only if they then give nearly the
+same.
 """
 
 import copy
@@ -21,12 +19,12 @@ from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.machine import give_back_memory
 from blockdraft.core.remembered import once
-from blockdraft.kernels.backends import backend_for, reference_for
-from blockdraft.kernels.interface import LayerParts, Rotation, Scoring, Span
-from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, PlanInForce
-from blockdraft.models.attention.visibility import Visibility
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.interface import Rotation, Span
+from blockdraft.models.attention.plan import AttentionPlan, PlanInForce
+from blockdraft.models.layers.common_kinds import common_kinds, kind_of
+from blockdraft.models.layers.fused_layer import FusedLayer, RotationSigns, layer_parts
 from blockdraft.models.layers.layer import DecoderLayer
-from blockdraft.models.layers.norms import llama_norm
 from blockdraft.models.layers.packed import (
     can_pack_linear,
     drop_weights,
@@ -34,22 +32,13 @@ from blockdraft.models.layers.packed import (
     pack_linears,
     plain_linears,
     replace_forward,
-    side_by_side,
 )
 from blockdraft.models.layers.quantized import QuantizedLinear, dequantize, is_linear
+from blockdraft.models.layers.tensors import is_close
 from blockdraft.models.supported import decoder_layers
 
-FUSED_KINDS = frozenset(
-    f"transformers.models.{module}.modeling_{module}.{name}DecoderLayer"
-    for module, name in (
-        ("llama", "Llama"),
-        ("mistral", "Mistral"),
-        ("qwen2", "Qwen2"),
-        ("qwen3", "Qwen3"),
-    )
-)
-"""The kinds that `FusedLayer` was written for. A list, because equal bits on a probe do not show
-what another kind does to other numbers."""
+FUSED_KINDS = common_kinds("DecoderLayer")
+"""The kinds that `FusedLayer` was written for."""
 PROBE_ATTENTION = "blockdraft_probe"
 NUM_PROBE_TOKENS = 8
 KERNEL_ERROR = 16
@@ -57,111 +46,6 @@ KERNEL_ERROR = 16
 may differ from one without. A wrong formula differs by a thousand."""
 
 logger = logging.getLogger(__name__)
-
-
-class RotationSigns:
-    """Moves the sign of the rotated first half into the sine: once a forward, not once a layer."""
-
-    def __init__(self) -> None:
-        self._of: Rotation | None = None
-        self._signed: Rotation | None = None
-
-    def __call__(self, rotation: Rotation) -> Rotation:
-        """cos and signed sin, each [1, tokens, 1, head_dim]."""
-        if self._signed is None or rotation is not self._of:
-            self._of, self._signed = rotation, with_sign(rotation)
-        return self._signed
-
-
-def with_sign(rotation: Rotation) -> Rotation:
-    """cos and sin [1, tokens, head_dim] -> cos and signed sin, each [1, tokens, 1, head_dim]."""
-    cos, sin = rotation
-    first, second = sin.chunk(2, dim=-1)
-    signed = torch.cat((-first, second), dim=-1)
-    return cos.contiguous()[:, :, None], signed[:, :, None]
-
-
-class FusedLayer:
-    """Calls like a pre-norm decoder layer of transformers with rotated heads and a gated MLP.
-
-    Args:
-        layer: the decoder layer; its weights are copied. What happens between its products is
-            the reference's at first, see `self.layer`.
-        constants: what its attention module gives to the attention function beside the tensors.
-        signs: shared by the layers of a model.
-        in_force: the plan of the target whose layer it is.
-    """
-
-    def __init__(
-        self, layer: Any, constants: dict[str, Any], signs: RotationSigns, in_force: PlanInForce
-    ) -> None:
-        weight: Tensor = layer.self_attn.q_proj.weight
-        self.layer = DecoderLayer(reference_for(weight.dtype, weight.device), layer_parts(layer))
-        self.attention = LayerAttention(
-            Scoring(constants["scaling"], constants.get("softcap"), constants.get("s_aux")),
-            Visibility(window=constants.get("sliding_window")),
-        )
-        self._module = layer.self_attn
-        self._constants = constants
-        self._signs = signs
-        self._in_force = in_force
-
-    def __call__(
-        self,
-        hidden_states: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        position_embeddings: Rotation,
-        **kwargs: Any,
-    ) -> Tensor:
-        """[1, tokens, hidden] -> [1, tokens, hidden], with the arguments of the model's own layer.
-
-        `kwargs` go to the attention function.
-        """
-        rotation, index = self._signs(position_embeddings), self._module.layer_idx
-        if (plan := self._in_force.plan) is not None:
-            return self.layer.over_pages(plan, index, self.attention, hidden_states, rotation)
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if past_key_values is not None:
-                k, v = past_key_values.update(k, v, index)
-            function = AttentionInterface()[self._module.config._attn_implementation]
-            arguments = self._constants | kwargs
-            attended: Tensor = function(self._module, q, k, v, attention_mask, **arguments)[0]
-            return attended
-
-        return self.layer.in_parts(hidden_states, rotation, attend)
-
-
-def layer_parts(layer: Any) -> LayerParts:
-    """Those of a pre-norm decoder layer of transformers, its weights copied where they are packed.
-
-    Norms are read as Llama's.
-
-    Raises:
-        AttributeError: the layer keeps a part elsewhere.
-    """
-    attention, mlp = layer.self_attn, layer.mlp
-    q_proj, k_proj, v_proj = attention.q_proj, attention.k_proj, attention.v_proj
-    num_queries, num_keys, num_values = (
-        projection.out_features // attention.head_dim for projection in (q_proj, k_proj, v_proj)
-    )
-    head_norms = None
-    if hasattr(attention, "q_norm"):
-        head_norms = llama_norm(attention.q_norm), llama_norm(attention.k_norm)
-    return LayerParts(
-        qkv=side_by_side(q_proj, k_proj, v_proj),
-        o=side_by_side(attention.o_proj),
-        gate_up=side_by_side(mlp.gate_proj, mlp.up_proj),
-        down=side_by_side(mlp.down_proj),
-        norm=llama_norm(layer.input_layernorm),
-        mlp_norm=llama_norm(layer.post_attention_layernorm),
-        head_norms=head_norms,
-        num_heads=(num_queries, num_keys, num_values),
-        head_dim=attention.head_dim,
-        activation=mlp.act_fn,
-    )
 
 
 def speed_up(
@@ -252,11 +136,10 @@ def _probed(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
 
 def _is_fusible(layer: nn.Module) -> bool:
     """True for a known kind with plain parts: neither adapters nor hooks would be called."""
-    kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
     parts = [module for module in layer.modules() if module is not layer]
     linears = [module for module in parts if isinstance(module, nn.Linear)]
     return (
-        kind in FUSED_KINDS
+        kind_of(layer) in FUSED_KINDS
         and "forward" not in vars(layer)
         and all(is_plain(part) for part in parts)
         and all(is_linear(linear) and can_pack_linear(linear) for linear in linears)
@@ -321,13 +204,7 @@ def _computes_the_same(
     outputs = []
     for fused.layer in (by_reference, by_backend):
         outputs.append(fused(hidden, **arguments))
-    return _is_close(outputs[1], outputs[0])
-
-
-def _is_close(found: Tensor, expected: Tensor) -> bool:
-    error = (found.float() - expected.float()).abs().max()
-    allowed = KERNEL_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max()
-    return bool(error <= allowed)
+    return is_close(outputs[1], outputs[0], KERNEL_ERROR)
 
 
 def _check_whole(fused: FusedLayer, attention: Any) -> None:

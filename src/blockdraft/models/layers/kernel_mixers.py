@@ -1,9 +1,9 @@
 """Recurrent mixers by a kernel, all tokens of a forward in one call.
 
 The kernel steps token by token, and a token has the same bits alone, in a prompt, in a block of
-drafts and when it steps again. A mixer of a known kind (`models.mixer_kinds`) is tried when a
+drafts and when it steps again. A mixer of a known kind (`mixer_kinds`) is tried when a
 target is made, against the model's own step; where that gives something else, or the backend has no
-kernel, it steps in torch (`models.recurrent`). The choice holds as long as the target, so all its
+kernel, it steps in torch (`recurrent`). The choice holds as long as the target, so all its
 tokens step in one form.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockdraft.cache.states import Again, PackedStates, StateCache, StateLayer
+from blockdraft.cache.state_layer import Again, StateLayer
+from blockdraft.cache.states import PackedStates, StateCache
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.recurrence_interface import (
     RecurrentInputs,
@@ -21,13 +22,11 @@ from blockdraft.kernels.recurrence_interface import (
     RecurrentState,
     RecurrentStep,
 )
+from blockdraft.models.layers.common_kinds import kind_of
 from blockdraft.models.layers.mixer_kinds import MIXER_KINDS, MixerKind
 from blockdraft.models.layers.packed import is_plain
 
 NUM_PROBE_TOKENS = 5
-MAX_ERROR = 64
-"""Units in the last place of the largest value in a mixer's output, by which that of a kernel may
-differ after a few tokens. A wrong formula differs by a thousand."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +58,8 @@ class KernelMixer:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """hidden_states: [1, rows, D], rows that only fill up behind the others."""
-        given = (*args, *kwargs.values())
-        cache = next((v for v in given if isinstance(v, StateCache | PackedStates)), None)
-        if cache is None:  # a whole text that nobody goes on with
+        cache = cache_among(*args, *kwargs.values())
+        if cache is None:
             whole: Tensor = self._own(hidden_states, *args, **kwargs)
             return whole
         inputs = self._kind.inputs(self.mixer, hidden_states)
@@ -119,9 +117,14 @@ def _again(step: RecurrentStep, inputs: RecurrentInputs) -> Again:
     return again
 
 
+def cache_among(*arguments: Any) -> StateCache | PackedStates | None:
+    """The cache among the arguments of a mixer's call; None for a text that nobody goes on with."""
+    return next((one for one in arguments if isinstance(one, StateCache | PackedStates)), None)
+
+
 def kernel_mixer(mixer: Any) -> KernelMixer | None:
     """A mixer's form by a kernel; None if its kind is not known, or the backend has none."""
-    kind = MIXER_KINDS.get(f"{type(mixer).__module__}.{type(mixer).__qualname__}")
+    kind = MIXER_KINDS.get(kind_of(mixer))
     if kind is None or not is_plain(mixer):
         return None
     try:
@@ -133,9 +136,3 @@ def kernel_mixer(mixer: Any) -> KernelMixer | None:
         logger.info("no kernel for %s: %s", type(mixer).__name__, error)
         return None
     return None if step is None else KernelMixer(mixer, kind, weight, step)
-
-
-def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether numbers differ by their last bits at most."""
-    error = (found.float() - expected.float()).abs().max()
-    return bool(error <= MAX_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max())

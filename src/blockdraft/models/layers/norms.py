@@ -14,17 +14,10 @@ from transformers import PreTrainedModel
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import Backend
 from blockdraft.kernels.weights import Norm
+from blockdraft.models.layers.common_kinds import common_kinds, kind_of
 from blockdraft.models.layers.packed import is_plain, replace_forward
 
-NORM_KINDS = frozenset(
-    f"transformers.models.{module}.modeling_{module}.{name}RMSNorm"
-    for module, name in (
-        ("llama", "Llama"),
-        ("mistral", "Mistral"),
-        ("qwen2", "Qwen2"),
-        ("qwen3", "Qwen3"),
-    )
-)
+NORM_KINDS = common_kinds("RMSNorm")
 """Those that round before the weight is applied, and after it again."""
 
 
@@ -37,7 +30,7 @@ def replace_norms(model: PreTrainedModel) -> ExitStack:
     undo = ExitStack()
     backend = backend_for(model.dtype, model.device)
     for module in model.modules():
-        if _kind(module) in NORM_KINDS and is_plain(module):
+        if kind_of(module) in NORM_KINDS and is_plain(module):
             norm = llama_norm(module)
             replace_forward(module, partial(_normed, backend, norm), undo)
     return undo
@@ -64,7 +57,3 @@ def llama_norm(module: Any) -> Norm:
 def _normed(backend: Backend, norm: Norm, hidden_states: Tensor) -> Tensor:
     """[..., size] -> the same, with the argument of the model's own norm."""
     return backend.norm(hidden_states, norm)
-
-
-def _kind(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -19,6 +19,7 @@ from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import Linear
 from blockdraft.kernels.weights import GroupWeight, Int8Weight, joined_groups
 from blockdraft.models.layers.quantized import QuantizedLinear, is_linear, weight_of
+from blockdraft.models.layers.tensors import joined
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -55,13 +56,13 @@ def side_by_side(*linears: nn.Linear, in_int8: bool = False) -> Linear:
     """One layer with the outputs of several, one after another; see PackedLinear."""
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears))
-    bias = _joined(biases) if biases else None
+    bias = joined(biases) if biases else None
     weights = [weight_of(linear) for linear in linears]
     plain = [weight for weight in weights if isinstance(weight, Tensor)]
     grouped = [weight for weight in weights if isinstance(weight, GroupWeight)]
     if plain and grouped:
         raise TypeError("weights of several kinds do not lie side by side")
-    return _linear(_joined(plain) if plain else joined_groups(grouped), bias, in_int8)
+    return _linear(joined(plain) if plain else joined_groups(grouped), bias, in_int8)
 
 
 def _linear(weight: Tensor | GroupWeight, bias: Tensor | None, in_int8: bool) -> Linear:
@@ -74,10 +75,6 @@ def _linear(weight: Tensor | GroupWeight, bias: Tensor | None, in_int8: bool) ->
 def _held(weight: Tensor | GroupWeight) -> Tensor:
     """What lies in memory."""
     return weight.numbers if isinstance(weight, GroupWeight) else weight
-
-
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Recurrent and convolution layers run token by token, whatever the number of rows.
 
 A scan over many tokens has other bits than single steps. So every token, of prompts too, goes
-through one form of a single step: a kernel's where there is one (`models.kernel_mixers`), else
+through one form of a single step: a kernel's where there is one (`kernel_mixers`), else
 transformers' own. The linear layers at both ends of such a mixer, which most of its weights are in,
 see all rows at once: their rows are independent.
 """
@@ -21,17 +21,23 @@ from transformers.cache_utils import (
 )
 
 from blockdraft.cache.kv import KVCache
-from blockdraft.cache.states import LayerKind, PackedStates, StateCache, StateLayer
+from blockdraft.cache.state_layer import StateLayer
+from blockdraft.cache.states import LayerKind, StateCache
 from blockdraft.core.errors import ModelError
 from blockdraft.core.remembered import once
-from blockdraft.models.layers.kernel_mixers import KernelMixer, is_close, kernel_mixer
+from blockdraft.models.layers.kernel_mixers import KernelMixer, cache_among, kernel_mixer
 from blockdraft.models.layers.packed import replace_forward
+from blockdraft.models.layers.tensors import is_close
 from blockdraft.models.supported import GENERATE, decoder_layers
 
 _KEYS_ONLY = ("full_attention", "sliding_attention", "chunked_attention")
 _NO_MEMORY = ("moe", "mlp")
 _CACHES = ("past_key_values", "cache_params")
 """How models and layers of transformers call the cache."""
+
+MAX_ERROR = 64
+"""Units in the last place of the largest value in a mixer's output, by which that of a kernel may
+differ after a few tokens. A wrong formula differs by a thousand."""
 
 logger = logging.getLogger(__name__)
 
@@ -184,8 +190,8 @@ def _gives_the_same(model: PreTrainedModel, by_kernel: KernelMixer) -> bool:
     state = layer.value()
     assert state is not None
     matrices = by_kernel.step.matrices(state)
-    return is_close(output, expected) and (
-        matrices is None or is_close(matrices, torch_layer.recurrent_states[0][0])
+    return is_close(output, expected, MAX_ERROR) and (
+        matrices is None or is_close(matrices, torch_layer.recurrent_states[0][0], MAX_ERROR)
     )
 
 
@@ -215,9 +221,8 @@ class StepByStep:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """hidden_states: [1, rows, D], rows that only fill up behind the others."""
-        given = (*args, *kwargs.values())
-        cache = next((v for v in given if isinstance(v, StateCache | PackedStates)), None)
-        if cache is None:  # a whole text that nobody goes on with
+        cache = cache_among(*args, *kwargs.values())
+        if cache is None:
             whole: Tensor = self._own(hidden_states, *args, **kwargs)
             return whole
         sequences = [own for own, num_rows in cache.spans for _ in range(num_rows)]

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.remembered import once
 from blockdraft.kernels.interface import Linear, RowRule
-from blockdraft.models.layers.fused import FusedLayer, replaced_modules
+from blockdraft.models.layers.fused import replaced_modules
+from blockdraft.models.layers.fused_layer import FusedLayer
 from blockdraft.models.layers.packed import PackedLinear, replace_forward
 from blockdraft.models.supported import decoder_layers
 

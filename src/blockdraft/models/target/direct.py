@@ -17,22 +17,15 @@ from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.kernels.interface import HeadParts, LayerStack
 from blockdraft.models.attention.plan import AttentionPlan, kinds_of
 from blockdraft.models.attention.visibility import Visibility
-from blockdraft.models.layers.fused import FusedLayer, with_sign
+from blockdraft.models.layers.common_kinds import common_kinds, kind_of
+from blockdraft.models.layers.fused_layer import FusedLayer, with_sign
 from blockdraft.models.layers.layer import stack_of
 from blockdraft.models.layers.norms import replaced_norm
 from blockdraft.models.layers.packed import PackedLinear, is_plain
 from blockdraft.models.layers.rotation_table import RotationTable
 from blockdraft.models.supported import decoder_layers, rope_types, varies
 
-DIRECT_KINDS = frozenset(
-    f"transformers.models.{module}.modeling_{module}.{name}ForCausalLM"
-    for module, name in (
-        ("llama", "Llama"),
-        ("mistral", "Mistral"),
-        ("qwen2", "Qwen2"),
-        ("qwen3", "Qwen3"),
-    )
-)
+DIRECT_KINDS = common_kinds("ForCausalLM")
 """Whose forward is embedding, rotation, layers, norm and head, and nothing else."""
 
 
@@ -115,8 +108,7 @@ def direct_forward(
 
     layer_ids: of the outputs that are features.
     """
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    if kind not in DIRECT_KINDS:
+    if kind_of(model) not in DIRECT_KINDS:
         return None
     layers = list(decoder_layers(model))
     own_forwards = [vars(layer).get("forward") for layer in layers]

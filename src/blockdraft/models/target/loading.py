@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft.config import DraftConfig
-from blockdraft.models.draft.eagle3_config import Eagle3Config
+from blockdraft.models.draft.eagle3_config import AnyDraftConfig, Eagle3Config
 from blockdraft.models.layers.quantized import quantize_model
 from blockdraft.models.supported import decoder_layers, is_quantized
 
@@ -264,22 +264,15 @@ def check_pair(model: PreTrainedModel, draft: DraftConfig, *, has_own_ends: bool
     Raises:
         ModelError: says which size differs, and both values.
     """
-    config = model.config.get_text_config()
-    embedding = model.get_input_embeddings().weight
     num_layers = len(decoder_layers(model))
-    pairs = [
-        ("hidden size of the target's features", draft.target_hidden_size, config.hidden_size),
-        ("vocabulary size", draft.vocab_size, config.vocab_size),
-    ]
-    if not has_own_ends:
-        pairs.append(("hidden size", draft.hidden_size, embedding.shape[1]))
+    _check_sizes(model, draft, may_be_of_other_width=has_own_ends)
     if draft.num_target_layers is not None:
-        pairs.append(("number of target layers", draft.num_target_layers, num_layers))
-    _check_equal(pairs)
-    if draft.mask_token_id >= embedding.shape[0]:
+        _check_equal("number of target layers", draft.num_target_layers, num_layers)
+    num_rows = model.get_input_embeddings().weight.shape[0]
+    if draft.mask_token_id >= num_rows:
         raise ModelError(
             f"the drafter does not fit the target: mask token {draft.mask_token_id} is outside the "
-            f"target's embedding of {embedding.shape[0]} rows; {_REMEDY}"
+            f"target's embedding of {num_rows} rows; {_REMEDY}"
         )
     _check_layers(draft.target_layer_ids, num_layers)
 
@@ -294,29 +287,31 @@ def check_eagle3(
     Raises:
         ModelError: says which size differs, and both values.
     """
-    config = model.config.get_text_config()
-    pairs = [
-        ("hidden size of the target's features", draft.target_hidden_size, config.hidden_size),
-        ("vocabulary size", draft.vocab_size, config.vocab_size),
-    ]
-    if not has_embedding:
-        width = model.get_input_embeddings().weight.shape[1]
-        pairs.append(("hidden size", draft.hidden_size, width))
-    _check_equal(pairs)
+    _check_sizes(model, draft, may_be_of_other_width=has_embedding)
     num_layers = len(decoder_layers(model))
     layer_ids = draft.layers_of(num_layers)
     _check_layers(layer_ids, num_layers)
     return layer_ids
 
 
-def _check_equal(pairs: Iterable[tuple[str, int, int]]) -> None:
-    """(what, of the drafter, of the target)."""
-    for what, drafted_for, found in pairs:
-        if drafted_for != found:
-            raise ModelError(
-                f"the drafter does not fit the target: {what} is {drafted_for} in the drafter and "
-                f"{found} in the target; {_REMEDY}"
-            )
+def _check_sizes(
+    model: PreTrainedModel, draft: AnyDraftConfig, *, may_be_of_other_width: bool
+) -> None:
+    config = model.config.get_text_config()
+    features = "hidden size of the target's features"
+    _check_equal(features, draft.target_hidden_size, config.hidden_size)
+    _check_equal("vocabulary size", draft.vocab_size, config.vocab_size)
+    if not may_be_of_other_width:
+        width = model.get_input_embeddings().weight.shape[1]
+        _check_equal("hidden size", draft.hidden_size, width)
+
+
+def _check_equal(what: str, of_drafter: int, of_target: int) -> None:
+    if of_drafter != of_target:
+        raise ModelError(
+            f"the drafter does not fit the target: {what} is {of_drafter} in the drafter and "
+            f"{of_target} in the target; {_REMEDY}"
+        )
 
 
 def _check_layers(layer_ids: Sequence[int], num_layers: int) -> None:

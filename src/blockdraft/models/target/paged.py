@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from inspect import signature
 from itertools import repeat
 from typing import Any
@@ -16,15 +15,16 @@ from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.kernels.backends import backend_for, reference_for
-from blockdraft.kernels.interface import Backend, Span
+from blockdraft.kernels.interface import Backend
 from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
 from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
 from blockdraft.models.layers.fused import speed_up
 from blockdraft.models.layers.recurrent import is_recurrent
+from blockdraft.models.layers.tensors import joined
 from blockdraft.models.target.direct import direct_forward
 from blockdraft.models.target.exact import TAIL_SPLIT, Split
-from blockdraft.models.target.interface import RowFeatures, TargetOutput
-from blockdraft.models.target.packed_rows import PackedRows
+from blockdraft.models.target.interface import TargetOutput
+from blockdraft.models.target.packed_rows import PackedRows, order_of_logits, pack, row_features
 from blockdraft.models.target.paged_states import PagedStates
 from blockdraft.models.target.paged_support import layer_shapes
 from blockdraft.models.target.spread import layer_devices
@@ -37,8 +37,6 @@ DEFAULT_STATE_BYTES = 2**28
 NEIGHBOR_LEN = 2 * PAGE_SIZE + 3
 """Tokens of the second one, where the context holds as many."""
 
-NO_PLACES: Mapping[int, int] = {}
-"""Every position lies at its own place."""
 _NO_CACHE: Mapping[str, Any] = {"use_cache": False}
 """Arguments for a model whose memory lies in pages alone."""
 
@@ -126,7 +124,7 @@ class PagedTarget(TransformersTarget):
                 self._states.begin(planned)
         logits: list[Tensor] = []
         features: list[list[Tensor]] = [[] for _ in plan]
-        packed, order = list(self._packed(plan)), _order_of_logits(plan)
+        packed, order = list(pack(plan, self.memory, self.rule.max_rows)), order_of_logits(plan)
         if order is not None and len(packed) == 1:
             # The head puts them in order, which a copy of logits would do later.
             packed[0].wanted, order = [packed[0].wanted[place] for place in order], None
@@ -134,62 +132,15 @@ class PagedTarget(TransformersTarget):
             own_logits, own_features = self._run(rows, with_features=with_features)
             logits.append(own_logits)
             if own_features is not None:
-                num_rows = rows.num_by_owner()
-                parts = torch.split(own_features, list(num_rows.values()))
-                for owner, part in zip(num_rows, parts, strict=True):
+                for owner, part in rows.by_owner(own_features):
                     features[owner].append(part)
-        joined = [
-            _row_features(planned, parts) for planned, parts in zip(plan, features, strict=True)
+        of_rows = [
+            row_features(planned, parts) for planned, parts in zip(plan, features, strict=True)
         ]
-        found = _joined(logits)
-        assert found is not None
+        found = joined(logits)
         if order is not None:
             found = found[torch.tensor(order, device=found.device)]
-        return TargetOutput(found, joined, num_forwards=len(logits))
-
-    def _packed(self, plan: ForwardPlan) -> Iterator[PackedRows]:
-        """Forwards of at most as many rows as the rule allows, in order; what is longer is cut."""
-        rows = PackedRows()
-        for owner, planned in enumerate(plan):
-            key, num_left = planned.row.sequence.key, planned.num_positions
-            for path in _paths(planned):
-                start, token_ids = path.start, path.token_ids
-                while token_ids:
-                    if len(rows) == self.rule.max_rows:
-                        yield rows
-                        rows = PackedRows()
-                    num = min(self.rule.max_rows - len(rows), len(token_ids))
-                    # Nodes come last, and all of them are wanted.
-                    num_wanted = min(num, max(0, num - (num_left - planned.num_logits)))
-                    self._add(rows, key, token_ids[:num], start, num_wanted, owner, path.places)
-                    start, token_ids, num_left = start + num, token_ids[num:], num_left - num
-        if len(rows):
-            yield rows
-
-    def _add(
-        self,
-        rows: PackedRows,
-        key: int,
-        token_ids: Sequence[int],
-        start: int,
-        num_wanted: int,
-        owner: int = 0,
-        places: Mapping[int, int] = NO_PLACES,
-    ) -> None:
-        """Add tokens of a sequence from position `start` on, the last `num_wanted` with logits.
-
-        places: the positions of a path that lie where others have their place; see _Path.
-        """
-        end = start + len(token_ids)
-        page_ids = self.memory.page_ids(key)
-        path_slots = self.memory.slots_at(key, [at for p, at in places.items() if p < end])
-        rows.spans.append(Span(len(rows), len(token_ids), start, end, page_ids, path_slots))
-        rows.owners.append(owner)
-        rows.keys.append(key)
-        rows.token_ids += token_ids
-        rows.positions += range(start, end)
-        rows.slots += self.memory.slots_at(key, [places.get(p, p) for p in range(start, end)])
-        rows.wanted += range(len(rows) - num_wanted, len(rows))
+        return TargetOutput(found, of_rows, num_forwards=len(logits))
 
     def _run(
         self, rows: PackedRows, *, with_features: bool = False
@@ -280,7 +231,8 @@ class PagedTarget(TransformersTarget):
 
     def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
         """See Target.keep. The path moves to its places; all behind it is written before read."""
-        # A crowd's rows mostly keep none: entering torch's mode alone would take most of the time.
+        # Where many sequences run, most keep no node: to enter inference mode would take longer
+        # than all the rest.
         if self._states is not None:
             with torch.inference_mode():
                 self._states.keep(planned, nodes)
@@ -318,7 +270,7 @@ class PagedTarget(TransformersTarget):
             return 0
         with self._opened(_PROBE, 1):
             rows = PackedRows()
-            self._add(rows, _PROBE, [0], 0, 0)
+            rows.add(self.memory, _PROBE, [0], 0, 0)
             self._run(rows)
             return self._states.num_bytes(_PROBE)
 
@@ -334,12 +286,12 @@ class PagedTarget(TransformersTarget):
         tail, end = sum(TAIL_SPLIT), start + len(token_ids)
         with self._opened(_PROBE, end), self._opened(_NEIGHBOR, self._neighbor_len):
             first, whole = PackedRows(), PackedRows()
-            self._add(first, _PROBE, token_ids[:PAGE_SIZE], 0, 0)
+            first.add(self.memory, _PROBE, token_ids[:PAGE_SIZE], 0, 0)
             self._run(first)
             self.kv.repeat_first(self.memory.page_ids(_PROBE))
             if self._states is not None:
                 self._states.pretend(_PROBE, start, end - tail)
-            self._add(whole, _PROBE, token_ids, start, tail)
+            whole.add(self.memory, _PROBE, token_ids, start, tail)
             together, _ = self._run(whole)
             self.truncate(_PROBE, end - tail)
             return together, self._logits_behind(token_ids[-tail:], end - tail, TAIL_SPLIT)
@@ -369,10 +321,10 @@ class PagedTarget(TransformersTarget):
         for index, length in enumerate(split):
             own, rows = token_ids[done : done + length], PackedRows()
             if index % 2:
-                self._add(rows, _NEIGHBOR, [own[0]] * 3, self._neighbor_len - 3, 0)
-            self._add(rows, _PROBE, own, start + done, length)
+                rows.add(self.memory, _NEIGHBOR, [own[0]] * 3, self._neighbor_len - 3, 0)
+            rows.add(self.memory, _PROBE, own, start + done, length)
             if index % 2:
-                self._add(rows, _NEIGHBOR, own[:1], 5, 0)
+                rows.add(self.memory, _NEIGHBOR, own[:1], 5, 0)
             logits.append(self._run(rows)[0])
             done += length
         return torch.cat(logits)
@@ -385,56 +337,3 @@ def _backend(
     backend = backend_for(dtype, device, head_dims)
     is_right = backend.takes_int8_pages or not in_int8
     return backend if is_right else reference_for(dtype, device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """Tokens at positions from `start` on that are computed as one span.
-
-    places: of a branch, for each position under the anchor up to its leaf, in rising order, the
-    position of the sequence in whose slot the token of this path lies.
-    """
-
-    token_ids: list[int]
-    start: int
-    places: Mapping[int, int]
-
-
-def _paths(planned: PlannedRow) -> Iterator[_Path]:
-    """The new tokens and the first path of the tree, then what each branch has of its own."""
-    tree, new_ids = planned.tree, planned.row.new_ids
-    first, *branches = tree.runs
-    start = planned.row.sequence.num_cached
-    yield _Path([*new_ids, *(tree.tokens[node] for node in first)], start, NO_PLACES)
-    base = start + len(new_ids)
-    for nodes in branches:
-        path = [*tree.path(tree.parents[nodes[0]]), *nodes]
-        places = {base + depth: base + tree.order[node] for depth, node in enumerate(path)}
-        first_position = base + tree.depths[nodes[0]] - 1
-        yield _Path([tree.tokens[node] for node in nodes], first_position, places)
-
-
-def _row_features(planned: PlannedRow, parts: list[Tensor]) -> RowFeatures | None:
-    """Of a row whose features [positions, ..] were computed in these parts."""
-    values = _joined(parts)
-    if values is None or planned.tree.is_chain:
-        return None if values is None else RowFeatures(values)
-    num_new = len(planned.row.new_ids)
-    places = [*range(num_new), *(num_new + place for place in planned.tree.order)]
-    return RowFeatures(values, places)
-
-
-def _order_of_logits(plan: ForwardPlan) -> list[int] | None:
-    """Where logits were computed, in the order of each row; None if they are in it."""
-    if all(planned.tree.is_chain for planned in plan):
-        return None
-    order: list[int] = []
-    for planned in plan:
-        first_node = len(order) + planned.num_logits - len(planned.tree)
-        order += range(len(order), first_node)
-        order += [first_node + place for place in planned.tree.order]
-    return order
-
-
-def _joined(parts: list[Tensor]) -> Tensor | None:
-    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None

@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import LayerState, PackedStates, StateCache
+from blockdraft.cache.state_layer import LayerState
+from blockdraft.cache.states import PackedStates, StateCache
 from blockdraft.core.plan import PlannedRow
 from blockdraft.models.layers.recurrent import cache_argument, new_cache
 

@@ -15,6 +15,7 @@ from blockdraft.cache.states import StateCache
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.models.attention.exact import EXACT_ATTENTION, STOCK_ATTENTION
 from blockdraft.models.layers.recurrent import cache_argument, is_recurrent, new_cache
+from blockdraft.models.layers.tensors import joined
 from blockdraft.models.target.exact import NUM_COPIED, TAIL_SPLIT, Split
 from blockdraft.models.target.interface import RowFeatures, TargetOutput
 from blockdraft.models.target.transformers import TransformersTarget, filled
@@ -45,7 +46,7 @@ class SequentialTarget(TransformersTarget):
         self._num_forwards = 0
         outputs = [self._forward_row(planned) for planned in plan]
         return TargetOutput(
-            _joined([o[0] for o in outputs]),
+            joined([o[0] for o in outputs]),
             [o[1] for o in outputs],
             num_forwards=self._num_forwards,
         )
@@ -122,7 +123,7 @@ class SequentialTarget(TransformersTarget):
             logits.append(own)
             if own_features is not None:
                 features.append(own_features)
-        return _joined(logits), _joined(features) if features else None
+        return joined(logits), joined(features) if features else None
 
     def _run_piece(
         self, cache: KVCache, token_ids: list[int], num_choices: int, with_features: bool
@@ -213,7 +214,3 @@ class SequentialTarget(TransformersTarget):
         """See TransformersTarget.release; also forgets all sequences."""
         self._caches = {}
         super().release()
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -21,6 +21,7 @@ from blockdraft.models.layers.norms import replace_norms
 from blockdraft.models.layers.recurrent import run_step_by_step
 from blockdraft.models.layers.request_rotation import RequestRotation
 from blockdraft.models.layers.row_blocks import keep_rows_apart, keeps_any_rows
+from blockdraft.models.layers.tensors import with_fresh_strides
 from blockdraft.models.supported import (
     GENERATE,
     check_supported,
@@ -106,7 +107,7 @@ class TransformersTarget:
         for index in sorted(set(self.layer_ids)):
             self._hooks.append(self._capture(index))
         head = self.model.get_output_embeddings()
-        self._hooks.append(head.register_forward_pre_hook(_pack_input))
+        self._hooks.append(head.register_forward_pre_hook(_fresh_input))
 
     def _speed_up(self) -> ExitStack:
         return speed_up(self.model)
@@ -274,14 +275,9 @@ def filled(num_rows: int, rule: RowRule) -> int:
     return -(-num_rows // rule.row_multiple) * rule.row_multiple
 
 
-def _pack_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Give the head's input [1, rows, hidden] the strides of a fresh tensor.
-
-    The model cuts the wanted rows out of a longer batch; oneDNN refuses such strides in bfloat16,
-    and the fallback is many times slower and gives other bits.
-    """
-    hidden = args[0]
-    return (hidden.reshape(-1, hidden.shape[-1]).view(hidden.shape), *args[1:])
+def _fresh_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The head's input [1, rows, hidden]: the model cuts the wanted rows out of a longer batch."""
+    return (with_fresh_strides(args[0]), *args[1:])
 
 
 def _model_rule(model: PreTrainedModel) -> RowRule:

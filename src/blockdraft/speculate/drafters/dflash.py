@@ -19,7 +19,7 @@ from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.kernels import kernel_draft
 from blockdraft.models.draft.masks import block_masks
 from blockdraft.models.draft.paged_context import PagedContexts
-from blockdraft.models.draft.waiting_features import Waiting
+from blockdraft.models.draft.waiting_features import Waiting, features_and_positions
 from blockdraft.models.layers.packed import linear_of, packed_copy, plain_linears, rows_of
 from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.drafters.branches import Marginals, Slot, Successors, best_first
@@ -101,8 +101,7 @@ class DFlashDrafter(LazyContext):
 
     def _inputs(self, piece: list[Waiting]) -> tuple[Tensor, Tensor]:
         """The features [1, c, ..] that wait and their positions [1, c]."""
-        positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
-        features = torch.cat([part for waiting in piece for part in waiting.parts])
+        features, positions = features_and_positions(piece)
         return features[None], torch.tensor([positions], device=self.embed_weight.device)
 
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:

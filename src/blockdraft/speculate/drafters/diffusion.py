@@ -3,7 +3,7 @@
 The context is the tokens themselves: their embeddings take the place of the target's features, and
 all else is DFlash. So nothing waits to be projected, and what the prefix cache holds may come from
 anyone: keys and values of the tokens that a sequence took over are made anew. A block is filled in
-one forward or in several (`models.denoising`).
+one forward or in several (`models.draft.denoising`).
 """
 
 from collections.abc import Sequence

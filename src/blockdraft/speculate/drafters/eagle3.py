@@ -19,7 +19,7 @@ from blockdraft.models.draft.context import LayerKV
 from blockdraft.models.draft.eagle3 import Eagle3Model
 from blockdraft.models.draft.eagle3_kernels import kernel_eagle3
 from blockdraft.models.draft.pair_contexts import PairContexts, SeparatePairs, shifted
-from blockdraft.models.draft.waiting_features import Waiting
+from blockdraft.models.draft.waiting_features import Waiting, features_and_positions
 from blockdraft.models.layers.packed import packed_copy
 from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.drafters.lazy_context import LazyContext
@@ -94,10 +94,9 @@ class Eagle3Drafter(LazyContext):
         self._extend(row, len(token_ids))
 
     def _project(self, piece: list[Waiting]) -> list[LayerKV]:
-        features = torch.cat([part for waiting in piece for part in waiting.parts])[None]
+        features, positions = features_and_positions(piece)
         token_ids = [i for waiting in piece for i in self.contexts.token_ids(waiting)]
-        positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
-        return [self._keys_values(token_ids, features, positions)]
+        return [self._keys_values(token_ids, features[None], positions)]
 
     def fresh_context(self, token_ids: Sequence[int], features: Tensor | None) -> list[LayerKV]:
         """See LazyContext. No pair stands at position 0, and nobody looks there."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.models.draft.hydra_head import (
-    joined,
-    joined_on,
+    layer_input,
     logits_of,
+    next_layer_input,
     rotation_of,
     split_heads,
     state_of,
@@ -41,14 +41,14 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Thought:
-    """What a head has computed at a place of a text: its state [D].
+class HeadState:
+    """What a head has computed at a place of a text.
 
-    path: keys and values of the places behind the end of the text, up to this one.
+    hidden: [D]. path: keys and values of the places behind the end of the text, up to this one.
     """
 
     place: int
-    state: Tensor
+    hidden: Tensor
     path: tuple[KeyValue, ...] = ()
 
 
@@ -60,13 +60,13 @@ class HeadReader:
         self._read: dict[int, KeyValue] = {}
 
     @torch.inference_mode()
-    def read(self, features: Tensor, token_ids: Sequence[int]) -> Thought:
+    def read(self, features: Tensor, token_ids: Sequence[int]) -> HeadState:
         """Read the features [rows, values] of the tokens before the last ones of a text."""
         layers, num = self._layers, len(features)
         by_layer = features.float().view(num, len(layers.feature_layers), -1)
         own = by_layer[:, torch.from_numpy(layers.read_places)].flatten(1)
         places = torch.arange(len(token_ids) - num, len(token_ids))
-        x = joined(layers, own, self._embedded(token_ids[-num:]))[None]
+        x = layer_input(layers, own, self._embedded(token_ids[-num:]))[None]
         query, keys, values = split_heads(layers, x, rotation_of(places, layers.head_dim))
         for row, place in enumerate(places.tolist()):
             key_value = keys[0, :, row], values[0, :, row]
@@ -75,35 +75,35 @@ class HeadReader:
         last = len(token_ids) - 1
         for place in [place for place in self._read if last - place >= layers.window]:
             del self._read[place]
-        return self._thought(x[:, -1:], query[:, :, -1:], last, ())
+        return self._state(x[:, -1:], query[:, :, -1:], last, ())
 
     @torch.inference_mode()
-    def read_on(self, before: Thought, token_id: int) -> Thought:
-        """Read one token behind what was thought, without features."""
+    def read_on(self, before: HeadState, token_id: int) -> HeadState:
+        """Read one token behind a place, without its features."""
         layers, place = self._layers, before.place + 1
-        x = joined_on(layers, before.state[None], self._embedded([token_id]))[None]
+        x = next_layer_input(layers, before.hidden[None], self._embedded([token_id]))[None]
         rotation = rotation_of(torch.tensor([place]), layers.head_dim)
         query, key, value = split_heads(layers, x, rotation)
-        return self._thought(x, query, place, (*before.path, (key[0, :, 0], value[0, :, 0])))
+        return self._state(x, query, place, (*before.path, (key[0, :, 0], value[0, :, 0])))
 
-    def _thought(self, x: Tensor, query: Tensor, place: int, path: tuple[KeyValue, ...]) -> Thought:
+    def _state(self, x: Tensor, query: Tensor, place: int, path: tuple[KeyValue, ...]) -> HeadState:
         seen = [own for at, own in self._read.items() if place - at < self._layers.window]
         seen += path
         if not seen:  # nothing that was read is a number
-            return Thought(place, torch.full_like(x[0, 0], torch.nan), path)
+            return HeadState(place, torch.full_like(x[0, 0], torch.nan), path)
         keys, values = (torch.stack(parts, 1)[None] for parts in zip(*seen, strict=True))
-        return Thought(place, state_of(self._layers, x, query, keys, values, None)[0, 0], path)
+        return HeadState(place, state_of(self._layers, x, query, keys, values, None)[0, 0], path)
 
     def _embedded(self, token_ids: Sequence[int]) -> Tensor:
         return self._layers.embedding[list(token_ids)].float()
 
     @torch.inference_mode()
-    def guess(self, thought: Thought, temperature: float) -> NDArray[np.float64] | None:
+    def guess(self, state: HeadState, temperature: float) -> NDArray[np.float64] | None:
         """Probabilities [n] of what follows; temperature: of the request, 0 for greedy.
 
         None where features are no numbers.
         """
-        logits = logits_of(self._layers, thought.state[None])[0].double()
+        logits = logits_of(self._layers, state.hidden[None])[0].double()
         sharpened = logits / min(1.0, max(LEAST_TEMPERATURE, temperature))
         found: NDArray[np.float64] = (self._layers.covered * torch.softmax(sharpened, -1)).numpy()
         return found if np.isfinite(found).all() else None

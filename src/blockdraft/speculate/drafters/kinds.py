@@ -21,7 +21,7 @@ from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.models.draft.config import ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS
 from blockdraft.models.draft.config_reader import architectures_of
 from blockdraft.models.draft.context import DraftContexts
-from blockdraft.models.draft.dflash import DraftModel, load_draft_model
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.eagle3 import Eagle3Model
 from blockdraft.models.draft.eagle3_config import ARCHITECTURE_EAGLE3
 from blockdraft.models.draft.paged_context import PagedContexts
@@ -106,7 +106,7 @@ Raises ModelError for what does not fit the target.
 def _load_dflash(
     folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str, in_int8: bool
 ) -> Checkpoint:
-    model = load_draft_model(folder, dtype, device)
+    model = DraftModel.from_pretrained(folder, dtype, device)
     has_own_ends = model.own_embedding is not None and model.own_head is not None
     check_pair(target, model.config, has_own_ends=has_own_ends)
     _share_ends(model, target)

@@ -6,7 +6,8 @@ text corrects it (`own_text.py`). The most probable paths are found best first, 
 decides that will choose the target's token, as far as it is known which tokens can win.
 
 A Hydra head (`models.draft.hydra_head`) may guess beside the table. It is a model, but so small
-that it is asked in every step of a few rows, from what the target thought before the newest token.
+that it is asked in every step of a few rows, from the target's hidden states before the newest
+token.
 """
 
 from collections.abc import Sequence

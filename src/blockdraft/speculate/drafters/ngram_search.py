@@ -29,7 +29,7 @@ from blockdraft.speculate.drafters.guesses import (
     NUM_GUESSES,
     WEIGHT,
     HeadReader,
-    Thought,
+    HeadState,
     mixed,
 )
 from blockdraft.speculate.drafters.ngram_table import (
@@ -117,8 +117,8 @@ class PlainSearch:
             return None
         reader = self._readers.setdefault(query.key, HeadReader(self._layers))
         temperature = 0.0 if query.noise is None else query.noise.temperature
-        thought = reader.read(query.features, query.token_ids)
-        return _Guesses(self._layers, reader, temperature, thought)
+        state = reader.read(query.features, query.token_ids)
+        return _Guesses(self._layers, reader, temperature, state)
 
     def _known(
         self, ending: tuple[int, ...], nodes: list[_Node], noise: TokenNoise | None
@@ -165,10 +165,10 @@ class _Guesses:
     """What a head says behind a text and behind the likely paths that are searched there."""
 
     def __init__(
-        self, layers: HydraLayers, reader: HeadReader, temperature: float, end: Thought
+        self, layers: HydraLayers, reader: HeadReader, temperature: float, end: HeadState
     ) -> None:
         self._layers, self._reader, self._temperature = layers, reader, temperature
-        self._thoughts = {ROOT: end}
+        self._states = {ROOT: end}
 
     def mixed(
         self, nodes: list[_Node], known: list[Shares]
@@ -181,12 +181,12 @@ class _Guesses:
             self._go_on(nodes)
         found, beliefs = [], []
         for node, shares in zip(nodes, known, strict=True):
-            thought = self._thoughts.get(node.index)
-            guessed = None if thought is None else self._reader.guess(thought, self._temperature)
+            state = self._states.get(node.index)
+            guessed = None if state is None else self._reader.guess(state, self._temperature)
             found.append(shares if guessed is None else mixed(self._layers, guessed, shares))
             beliefs.append(BESIDE_TABLE if guessed is None else BESIDE_GUESS)
             if guessed is None:
-                self._thoughts.pop(node.index, None)
+                self._states.pop(node.index, None)
         return found, beliefs
 
     def _go_on(self, nodes: list[_Node]) -> None:
@@ -196,13 +196,13 @@ class _Guesses:
         likely = [
             node
             for node in nodes
-            if node.parent in self._thoughts
+            if node.parent in self._states
             and node.probability >= LEAST_GUESSED_ON
             and node.path[-1] < len(self._layers.places)
         ]
         for node in likely[:NUM_GUESSED_ON]:
-            before = self._thoughts[node.parent]
-            self._thoughts[node.index] = self._reader.read_on(before, node.path[-1])
+            before = self._states[node.parent]
+            self._states[node.index] = self._reader.read_on(before, node.path[-1])
 
 
 def rules_for(table: NGramTable) -> NGramRules:
