@@ -32,10 +32,10 @@ class RowRule:
 
     Forwards run on a multiple of `row_multiple` rows, at most `max_rows`. Attention multiplies
     `key_tile` keys at a time. `runs_on_vectors`: elementwise operations must get whole vectors of
-    values, and linear layers of libraries are tried and run in blocks, see `models.elementwise` and
-    `models.row_blocks`. Products of up to `small_work` multiplications run in another kernel.
-    `replaces_norms`: a model's norms are the backend's, since they depend on the number of rows, or
-    for their time.
+    values, and linear layers of libraries are tried and run in blocks, see
+    `models.layers.elementwise` and `models.layers.row_blocks`. Products of up to `small_work`
+    multiplications run in another kernel. `replaces_norms`: a model's norms are the backend's,
+    since they depend on the number of rows, or for their time.
     """
 
     row_multiple: int
