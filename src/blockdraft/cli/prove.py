@@ -11,11 +11,11 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import check_before_loading
-from blockdraft.cli.logs import LOG, is_about_logging
+from blockdraft.cli.logs import LOG
 from blockdraft.cli.output import print_json, write_report
 from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import INTERRUPTED, NO, ConfigError, DiskError
+from blockdraft.core.errors import INTERRUPTED, NO, DiskError
 from blockdraft.core.words import counted
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
@@ -120,12 +120,7 @@ def _replayed(ctx: typer.Context, path: Path) -> _Asked:
     Raises:
         ConfigError: it cannot be read, or an option is given that it settles.
     """
-    for parameter in ctx.command.params:
-        beside = parameter.name in BESIDE_REPLAY or is_about_logging(parameter.name)
-        if options.is_given(ctx, str(parameter.name)) and not beside:
-            raise ConfigError(
-                f"--replay takes everything from the certificate; leave out {parameter.opts[0]}"
-            )
+    options.refuse_others(ctx, BESIDE_REPLAY, "--replay takes everything from the certificate")
     certificate = read_certificate(path)
     return _Asked(*settings_of(certificate), certificate)
 
