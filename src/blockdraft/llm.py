@@ -59,7 +59,7 @@ class LLM:
         dtype: str = _DEFAULTS.dtype,
         draft_dtype: DraftDtype = _DEFAULTS.draft_dtype,
         quantize: Quantize | None = _DEFAULTS.quantize,
-        device: str = _DEFAULTS.device,
+        device: str | torch.device = _DEFAULTS.device,
         device_map: DeviceMap | None = _DEFAULTS.device_map,
         exact: bool = _DEFAULTS.exact,
         max_concurrency: int = _DEFAULTS.max_concurrency,
@@ -77,12 +77,12 @@ class LLM:
         trust_remote_code: bool = _DEFAULTS.trust_remote_code,
     ) -> None:
         config = LLMConfig(
-            target=fspath(target),
-            drafter=None if drafter is None else fspath(drafter),
+            target=_as_text(target),
+            drafter=None if drafter is None else _as_text(drafter),
             dtype=dtype,
             draft_dtype=draft_dtype,
             quantize=quantize,
-            device=device,
+            device=str(device) if isinstance(device, torch.device) else device,
             device_map=device_map,
             exact=exact,
             max_concurrency=max_concurrency,
@@ -336,6 +336,11 @@ class LLM:
             self.samples.abandon(open_keys)
 
 
+def _as_text(model: str | PathLike[str]) -> str:
+    """A path as the configuration has it; what is none is for the configuration to refuse."""
+    return fspath(model) if isinstance(model, PathLike) else model
+
+
 def _one_each(params: Params | None, num_prompts: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
@@ -399,5 +404,5 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 def _no_prompt(found: object) -> RequestError:
     return RequestError(
         f"prompt {found!r:.60} is neither text nor a list of token ids; give a str "
-        "(bytes.decode() makes one of bytes) or a list of ints"
+        "(bytes.decode() makes one of bytes) or a list of ints (array.tolist() of an array)"
     )

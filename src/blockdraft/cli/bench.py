@@ -323,9 +323,9 @@ def _measure(
     for config, measurements in runs:
         if config.ledger:
             accounts = accounts_of(llm, measurements)
-            write_waterfall(waterfall, accounts, headline(llm))
             if not as_json:
                 print_ledgers(accounts)
+            write_waterfall(waterfall, accounts, headline(llm))
     all_identical = all(m.identical for _, measurements in runs for m in measurements)
     if llm_config.exact and not all_identical:
         raise typer.Exit(NO)

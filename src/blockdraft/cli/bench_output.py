@@ -13,10 +13,9 @@ import typer
 from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import BUNDLED, BenchPrompt
 from blockdraft.cli import options
-from blockdraft.cli.output import check_writable, describe_llm, print_json
+from blockdraft.cli.output import check_writable, describe_llm, print_json, write_report
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.words import counted
 from blockdraft.hub.catalog import display_name
@@ -105,11 +104,17 @@ def show_points(points: tuple[int, ...]) -> str:
 
 
 def publish(report: Mapping[str, Any], output: Path | None, *, as_json: bool) -> None:
-    """Write the report to the file that was asked for, and print it if JSON was."""
-    if output is not None:
-        write_whole(output, json.dumps(report, indent=2) + "\n")
-    if as_json:
-        print_json(report)
+    """Write the report to the file that was asked for, and print it if JSON was.
+
+    Raises:
+        DiskError: the file cannot be written; JSON was printed all the same.
+    """
+    try:
+        if output is not None:
+            write_report(output, json.dumps(report, indent=2) + "\n")
+    finally:
+        if as_json:
+            print_json(report)
 
 
 def settings_of(

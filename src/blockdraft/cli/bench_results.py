@@ -1,6 +1,5 @@
 """`blockdraft bench plan` and `blockdraft bench report`: what results come to."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,10 +7,9 @@ import typer
 
 from blockdraft.bench.result import read_result, read_results
 from blockdraft.cli import options
-from blockdraft.cli.bench_output import Output
-from blockdraft.cli.output import check_writable, print_json
+from blockdraft.cli.bench_output import Output, publish
+from blockdraft.cli.output import check_writable, write_report
 from blockdraft.core.errors import NO, ConfigError
-from blockdraft.core.files import write_whole
 
 
 def plan(
@@ -83,11 +81,8 @@ def plan(
         traffic = steady_traffic(requests_per_second, tokens, prompt_tokens)
     rows = make_plan(result, traffic, goal, price)
     made = report.plan_json(result, traffic, goal, price, rows)
-    if output is not None:
-        write_whole(output, json.dumps(made, indent=2) + "\n")
-    if as_json:
-        print_json(made)
-    else:
+    publish(made, output, as_json=as_json)
+    if not as_json:
         title = (
             f"{traffic.requests_per_second:.3g} requests per second, outputs of "
             f"{traffic.output_len:.3g} tokens; {report.goal_words(goal)}"
@@ -137,14 +132,14 @@ def report(
     earlier = [] if against is None else read_results(against)
     sections = documents.sections_of(found, earlier)
     if html is not None:
-        write_whole(html, documents.render_page(sections, found))
+        write_report(html, documents.render_page(sections, found))
     if into:
         stale = []
         for path, text in documents.documents(found, into).items():
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 stale.append(str(path))
                 if not check:
-                    write_whole(path, text)
+                    write_report(path, text)
         print(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")
         if check and stale:
             raise typer.Exit(NO)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from blockdraft.cli import options
-from blockdraft.cli.logs import LOG, is_about_logging
+from blockdraft.cli.logs import LOG
 from blockdraft.cli.output import print_json
-from blockdraft.core.errors import INTERRUPTED, ConfigError
+from blockdraft.core.errors import INTERRUPTED
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
@@ -153,10 +153,7 @@ def _join(context: typer.Context, values: Mapping[str, Any]) -> Path:
     from blockdraft.data.config import DataConfig
     from blockdraft.data.shards import join_data
 
-    for option in context.command.params:
-        beside = option.name in BESIDE_JOIN or is_about_logging(option.name)
-        if options.is_given(context, str(option.name)) and not beside:
-            raise ConfigError(f"--join writes no answers; leave {option.opts[0]} out")
+    options.refuse_others(context, BESIDE_JOIN, "--join writes no answers")
     return join_data(
         values["join"],
         values["output"],

@@ -9,11 +9,16 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
-from blockdraft.cli.output import check_writable, describe_llm, kind_of_failure, print_json
+from blockdraft.cli.output import (
+    check_writable,
+    describe_llm,
+    kind_of_failure,
+    print_json,
+    write_report,
+)
 from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO, ConfigError
-from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
 
@@ -152,13 +157,13 @@ def _publish(
     from blockdraft.diagnose.explain.report import make_report, num_different
 
     report = make_report(explained, stall_limit)
-    if html is not None:
-        write_whole(html, render_page(report, " · ".join(headline(llm).splitlines())))
     if as_json:
         print_json(_described(llm, params) | report)
     else:
         print(_mode_line(llm.config))
         _print(explained, stall_limit)
+    if html is not None:
+        write_report(html, render_page(report, " · ".join(headline(llm).splitlines())))
     ends = [(one.id, one.explanation.completion.error) for one in explained]
     errors = [(id_, error) for id_, error in ends if error is not None]
     for id_, error in errors:

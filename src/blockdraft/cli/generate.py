@@ -26,11 +26,11 @@ from blockdraft.cli.output import (
     describe_llm,
     print_json,
     summary_line,
+    write_report,
 )
 from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO, ConfigError
-from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -84,8 +84,11 @@ def _answer(
 ) -> None:
     """Answer, then measure what the options ask for; exit with 1 where exactness failed.
 
+    What there is gets printed, whatever else fails.
+
     Raises:
-        RequestError, AnswerFailed: a sample ended with an error; what there is was printed.
+        RequestError, AnswerFailed: a sample ended with an error.
+        DiskError: a file cannot be written.
     """
     if values["compare"] and llm.drafter_folder is None and not llm.config.lookup:
         raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")
@@ -95,22 +98,22 @@ def _answer(
     if values["as_json"]:
         generation = llm.generate(prompt_ids, params)
         found = _describe(llm, generation)
-        if any(completion.error is not None for completion in generation.completions):
-            print_json(found)
     elif values["smooth"]:
         generation = _print_smoothly(llm, prompt_ids, params)
     else:
         generation = _print_text(llm, prompt_ids, params)
-    check_answered(generation)
-    if values["receipt"] is not None:
-        _write_receipts(llm, generation, values["receipt"])
-    if values["compare"]:
-        found["compare"] = _compare(llm, prompt_ids, params, is_silent=values["as_json"])
-    if values["ledger"]:
-        # The last: from here on no prompt is reused.
-        found["ledger"] = _account(llm, prompt_ids, params, values)
-    if values["as_json"]:
-        print_json(found)
+    try:
+        check_answered(generation)
+        if values["receipt"] is not None:
+            _write_receipts(llm, generation, values["receipt"])
+        if values["compare"]:
+            found["compare"] = _compare(llm, prompt_ids, params, is_silent=values["as_json"])
+        if values["ledger"]:
+            # The last: from here on no prompt is reused.
+            found["ledger"] = _account(llm, prompt_ids, params, values)
+    finally:
+        if values["as_json"]:
+            print_json(found)
     measured = [found[name] for name in ("compare", "ledger") if name in found]
     if llm.config.exact and not all(one["identical"] for one in measured):
         raise typer.Exit(NO)
@@ -154,9 +157,9 @@ def _account(
     from blockdraft.bench.ledger.accounts import decode_accounted, describe_accounts
 
     run = decode_accounted(llm, prompt_ids, params)
-    write_waterfall(values["waterfall"], run.accounts, headline(llm))
     if not values["as_json"]:
         print_ledgers(run.accounts, sys.stderr)
+    write_waterfall(values["waterfall"], run.accounts, headline(llm))
     return describe_accounts(run.accounts) | {"identical": run.identical}
 
 
@@ -164,7 +167,7 @@ def _write_receipts(llm: "LLM", generation: "Generation", path: Path) -> None:
     """One object, or a list of them for several samples."""
     receipts = [receipt.to_json() for receipt in llm.receipts(generation)]
     found = receipts if len(receipts) > 1 else receipts[0]
-    write_whole(path, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_report(path, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
 
 
 def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> "Generation":

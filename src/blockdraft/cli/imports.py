@@ -16,23 +16,33 @@ _STDERR = 2
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import without garbage collection, and look meanwhile which cores are free.
-
-    Ctrl-C ends the process at once: some libraries swallow the exception, or turn it into another.
-    """
+    """Import without garbage collection, and look meanwhile which cores are free."""
     watch_cores()
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, _end) if is_main else None
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with ended_by_interrupt():
+            yield
     finally:
         if was_enabled:
             gc.enable()
             gc.freeze()  # modules stay; collections need not look at them again
-        if is_main:
-            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, with one line, while something is imported.
+
+    Some libraries swallow the exception, or turn it into another.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end(*_: object) -> NoReturn:

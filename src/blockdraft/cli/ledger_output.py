@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from blockdraft.cli.output import check_writable
+from blockdraft.cli.output import check_writable, write_report
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import write_whole
 
 if TYPE_CHECKING:
     from blockdraft.bench.ledger.accounts import Account
@@ -62,4 +61,4 @@ def write_waterfall(path: Path | None, accounts: Sequence["Account"], about: str
         return
     from blockdraft.bench.ledger.page import render_page
 
-    write_whole(path, render_page(accounts, " · ".join(about.splitlines())))
+    write_report(path, render_page(accounts, " · ".join(about.splitlines())))

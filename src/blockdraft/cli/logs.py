@@ -84,7 +84,7 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def is_about_logging(option: str | None) -> bool:
+def is_about_logging(option: str) -> bool:
     """Whether an option of a command says nothing of what it does."""
     return option in _VERBOSITY
 

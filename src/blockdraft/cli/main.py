@@ -50,6 +50,11 @@ def _refusals() -> Iterator[None]:
         # Whoever read our output has left; Python would write the rest of it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(exit_status(error)) from error
+    except SystemExit as error:
+        # rich, which prints tables and help, makes an exit with 1 of it, which would mean "no".
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        raise typer.Exit(exit_status(error.__context__)) from error
     except OSError as error:
         _refuse(f"{error}; --verbose shows where", error, exit_status(error))
     except KeyboardInterrupt as error:

@@ -3,7 +3,7 @@
 Defaults are those of LLMConfig and SamplingParams.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -12,7 +12,7 @@ import typer
 
 from blockdraft.cli.fields import Fields
 from blockdraft.cli.imports import quick_imports
-from blockdraft.cli.logs import LOG
+from blockdraft.cli.logs import LOG, is_about_logging
 from blockdraft.core.config import (
     MOST_DRAFT_TOKENS,
     DeviceMap,
@@ -407,6 +407,18 @@ def is_given(ctx: typer.Context, name: str) -> bool:
     """True if the option whose value has this name stands on the command line."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_others(ctx: typer.Context, beside: Collection[str], why: str) -> None:
+    """Refuse any option on the command line but those named in `beside`, and -v and -q.
+
+    Raises:
+        ConfigError: says `why`, and which one.
+    """
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        if is_given(ctx, name) and name not in beside and not is_about_logging(name):
+            raise ConfigError(f"{why}; leave out {parameter.opts[0]}")
 
 
 def load_llm(config: LLMConfig, check: Callable[["Outline"], object] | None = None) -> "LLM":

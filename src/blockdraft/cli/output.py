@@ -7,13 +7,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockdraft.core.errors import AnswerFailed, BlockdraftError, ConfigError, Refusal, RequestError
-from blockdraft.core.files import is_special
+from blockdraft.core.errors import (
+    AnswerFailed,
+    BlockdraftError,
+    ConfigError,
+    DiskError,
+    Refusal,
+    RequestError,
+)
+from blockdraft.core.files import FULL, is_special, write_whole
 from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
     from blockdraft.engine.completion import Completion, Generation
     from blockdraft.llm import LLM
+
+_BLOCK = 4096
+"""Bytes that a file takes at least, on most disks."""
 
 
 def print_json(value: object, *, as_line: bool = False) -> None:
@@ -31,6 +41,7 @@ def check_writable(path: Path | None) -> None:
 
     Raises:
         ConfigError: its folder does not exist or takes no new file, or it is a folder.
+        DiskError: the disk is full.
     """
     if path is None:
         return
@@ -42,13 +53,32 @@ def check_writable(path: Path | None) -> None:
     if is_special(path):
         return
     try:
-        # Permissions do not say it all: a disk may be full or mounted for reading alone.
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        # Permissions do not say it all: a disk may be full or mounted for reading alone. A full
+        # one still takes a file without content.
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_BLOCK))
+            file.flush()
     except OSError as error:
-        raise ConfigError(
+        kind = DiskError if error.errno in FULL else ConfigError
+        raise kind(
             f"cannot write {path}: its folder takes no new file ({error.strerror}); name another"
         ) from None
+
+
+def write_report(path: Path, text: str) -> None:
+    """Write a file that was asked for, whole or not at all.
+
+    Raises:
+        DiskError: it cannot be written; the system's own error may not name the file.
+    """
+    try:
+        write_whole(path, text)
+    except BrokenPipeError:
+        raise  # the file is a pipe, and whoever read it has left
+    except OSError as error:
+        raise DiskError(
+            f"cannot write {path}: {error.strerror}; make room there, or name another file"
+        ) from error
 
 
 def describe_llm(llm: "LLM") -> dict[str, Any]:

@@ -11,12 +11,11 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import check_before_loading
-from blockdraft.cli.logs import is_about_logging
-from blockdraft.cli.output import print_json
+from blockdraft.cli.logs import LOG
+from blockdraft.cli.output import print_json, write_report
 from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import INTERRUPTED, NO, ConfigError
-from blockdraft.core.files import write_whole
+from blockdraft.core.errors import INTERRUPTED, NO, DiskError
 from blockdraft.core.words import counted
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
@@ -91,6 +90,7 @@ def prove(
         print_json(certificate)
     else:
         _print_report(certificate)
+    _write(certificate, output, html)
     raise typer.Exit(_exit_code(certificate))
 
 
@@ -120,12 +120,7 @@ def _replayed(ctx: typer.Context, path: Path) -> _Asked:
     Raises:
         ConfigError: it cannot be read, or an option is given that it settles.
     """
-    for parameter in ctx.command.params:
-        beside = parameter.name in BESIDE_REPLAY or is_about_logging(parameter.name)
-        if options.is_given(ctx, str(parameter.name)) and not beside:
-            raise ConfigError(
-                f"--replay takes everything from the certificate; leave out {parameter.opts[0]}"
-            )
+    options.refuse_others(ctx, BESIDE_REPLAY, "--replay takes everything from the certificate")
     certificate = read_certificate(path)
     return _Asked(*settings_of(certificate), certificate)
 
@@ -149,23 +144,38 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
     description = describe_proof(llm, asked.config, asked.paths)
 
     def certify(findings: "Findings") -> dict[str, Any]:
-        """The certificate of what is known by now, written to the files that were asked for."""
+        """The certificate of what is known by now."""
         certificate = make_certificate(description, findings)
         if asked.before is not None:
             certificate |= {"replay": compare(asked.before, certificate)}
-        if output is not None:
-            write_whole(output, json.dumps(certificate, indent=2, ensure_ascii=False) + "\n")
-        if html is not None:
-            write_whole(html, make_page(certificate))
         return certificate
 
+    def keep(findings: "Findings") -> None:
+        """Write what is known by now; a disk that is full does not end the proof."""
+        try:
+            _write(certify(findings), output, html)
+        except DiskError as error:
+            LOG.warning("%s; the proof goes on", error)
+
     with stage_progress() as on_progress:
-        proof = Proof(llm, asked.config, corpus, own, on_progress=on_progress, on_stage=certify)
+        proof = Proof(llm, asked.config, corpus, own, on_progress=on_progress, on_stage=keep)
         try:
             proof.run()
         except KeyboardInterrupt:
             print("blockdraft: interrupted; what was found until then follows", file=sys.stderr)
     return certify(proof.findings)
+
+
+def _write(certificate: Mapping[str, Any], output: Path | None, html: Path | None) -> None:
+    """Write the files that were asked for.
+
+    Raises:
+        DiskError: one cannot be written.
+    """
+    if output is not None:
+        write_report(output, json.dumps(certificate, indent=2, ensure_ascii=False) + "\n")
+    if html is not None:
+        write_report(html, make_page(certificate))
 
 
 def _exit_code(certificate: Mapping[str, Any]) -> int:

@@ -10,9 +10,9 @@ def read_prompt(prompt: str) -> str:
     """The text of a prompt; - reads it from standard input.
 
     Raises:
-        RequestError: it is empty, or standard input is no text.
+        RequestError: it is empty, or standard input is closed or no text.
     """
-    text = read_stdin(sys.stdin.read) if prompt == "-" else prompt
+    text = read_stdin(lambda: sys.stdin.read()) if prompt == "-" else prompt
     if not text.strip():
         raise RequestError("the prompt is empty; give some text")
     return text
@@ -22,8 +22,10 @@ def read_stdin(read: Callable[[], str]) -> str:
     """What `read` takes from standard input.
 
     Raises:
-        RequestError: that is no text.
+        RequestError: it is closed, or no text.
     """
+    if sys.stdin is None:  # closed by the shell, as with <&-
+        raise RequestError("standard input is closed; give it something to read from")
     try:
         return read()
     except UnicodeDecodeError as error:

@@ -1,10 +1,10 @@
 """The options of a loaded pair of models. Every default stands here, once."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.settings import check_kinds
 from blockdraft.core.threads import check_threads
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -60,7 +60,7 @@ class LLMConfig:
     setting, but for no more than those cores, and fewer where other programs keep them busy.
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is of another type, or out of its range.
     """
 
     target: str = DEFAULT_TARGET
@@ -86,28 +86,18 @@ class LLMConfig:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         for name in ("max_concurrency", "prefill_chunk", "draft_depth", "num_threads"):
             _check_count(name, getattr(self, name), 1)
         check_threads("num_threads", self.num_threads)
         check_num_draft_tokens(self.num_draft_tokens)
-        if self.draft_dtype not in get_args(DraftDtype):
-            raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
-        if self.quantize not in (None, *get_args(Quantize)):
-            raise ConfigError(f"quantize is {self.quantize!r}; give int8 or int4, or leave it out")
-        if self.kv_cache_dtype not in get_args(KVCacheDtype):
-            raise ConfigError(f"kv_cache_dtype is {self.kv_cache_dtype!r}; give auto or int8")
-        if self.device_map not in (None, *get_args(DeviceMap)):
-            ways = ", ".join(get_args(DeviceMap))
-            raise ConfigError(
-                f"device_map is {self.device_map!r}; give one of {ways}, or leave it out"
-            )
         if self.device_map is not None and self.device != "auto":
             raise ConfigError(
                 f"device is {self.device!r}, and device_map chooses devices too; leave one out"
             )
-        if self.memory is not None and not 0 < self.memory < math.inf:
+        if self.memory is not None and not self.memory > 0:
             raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
-        if not isinstance(self.shared_lookup, int) or self.shared_lookup < 0:
+        if self.shared_lookup < 0:
             raise ConfigError(
                 f"shared_lookup is {self.shared_lookup!r}; give a number of tokens, 0 for none"
             )

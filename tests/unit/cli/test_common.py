@@ -147,6 +147,32 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
     assert (found.returncode, found.stderr) == (OUTPUT_CLOSED, "")
 
 
+def test_a_reader_that_leaves_a_table_is_no_answer_no():
+    """rich makes an exit with 1 of it."""
+    leave = (
+        "import os, threading\nread, write = os.pipe(); os.close(read); os.dup2(write, 1)\n"
+        "from rich.console import Console\nimport blockdraft.cli.models as models\n"
+        "models.print = Console().print"
+    )
+    for arguments in (["--help"], ["generate", "--help"], ["models", "list"]):
+        found = program(leave, *arguments)
+        assert (found.returncode, found.stderr) == (OUTPUT_CLOSED, "")
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_one_line():
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'blockdraft.cli.bench':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from blockdraft.__main__ import main\nmain()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (INTERRUPTED, "blockdraft: interrupted\n")
+
+
 def commands(command=None, words=()):
     """The words of every command, and the command."""
     command = command or typer.main.get_command(app)

@@ -1,6 +1,7 @@
 """Files that commands leave behind are whole, or as they were."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from blockdraft.core.errors import ConfigError, DiskError
 from blockdraft.core.files import replace_file, reserve_disk, write_whole
 
 
-def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
+def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch, capsys):
     output = tmp_path / "report.json"
     publish({"a": 1}, output, as_json=False)
     assert output.read_text() == '{\n  "a": 1\n}\n'
@@ -24,8 +25,9 @@ def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Path, "write_text", fill_the_disk)
-    with pytest.raises(OSError, match="no space"):
-        publish({"b": 2}, output, as_json=False)
+    with pytest.raises(DiskError, match=r"cannot write .*report\.json: no space left; make room"):
+        publish({"b": 2}, output, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"b": 2}  # not lost
     assert output.read_text() == '{\n  "a": 1\n}\n'
 
 
@@ -73,6 +75,17 @@ def test_what_takes_no_file_is_refused_before_the_work(tmp_path):
     for path in (None, tmp_path / "new", link, Path("/dev/null")):
         check_writable(path)
     assert list(tmp_path.iterdir()) == [link]
+
+
+def _full_disk(dir):
+    return Path("/dev/full").open("wb")
+
+
+def test_a_full_disk_is_said_before_the_work(tmp_path, monkeypatch):
+    """It still takes a file without content."""
+    monkeypatch.setattr("tempfile.TemporaryFile", _full_disk)
+    with pytest.raises(DiskError, match=r"takes no new file \(No space left on device\)"):
+        check_writable(tmp_path / "new")
 
 
 def test_a_file_has_the_mode_of_any_new_file_and_nothing_is_left_of_a_failure(tmp_path):

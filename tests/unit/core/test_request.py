@@ -44,6 +44,7 @@ from blockdraft.core.request import MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, Samplin
         ("stop_token_ids", (True,)),
         ("ignore_eos", "no"),
         ("ignore_eos", 1),
+        ("prompt_logprobs", "no"),
         ("seed", -1),
         ("seed", MAX_SEED + 1),
         ("stop", ("",)),

@@ -220,7 +220,7 @@ def test_joining_takes_no_options_of_writing(tmp_path, option):
     one = answers_in(tmp_path / "a", ["stop"])
     result = joined("--join", one, "--output", tmp_path / "out", *option)
     assert result.exit_code == 2
-    assert f"--join writes no answers; leave {option[0]} out" in result.stderr
+    assert f"--join writes no answers; leave out {option[0]}" in result.stderr
     assert not (tmp_path / "out").exists()
 
 

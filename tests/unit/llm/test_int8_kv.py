@@ -33,5 +33,5 @@ def test_a_model_without_pages_is_refused(folders, monkeypatch) -> None:
 
 
 def test_an_unknown_type_is_refused(folders) -> None:
-    with pytest.raises(ConfigError, match="kv_cache_dtype is 'fp8'; give auto or int8"):
+    with pytest.raises(ConfigError, match="kv_cache_dtype is 'fp8'; it must be one of auto, int8"):
         load_llm(folders, kv_cache_dtype="fp8")

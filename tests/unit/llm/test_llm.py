@@ -2,6 +2,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from blockdraft import LLM, ConfigError, ContextTooLong, DraftModel, ModelError, RequestError
 from blockdraft.allocation.best_rate import BestRate
@@ -32,6 +33,24 @@ def test_folders_may_be_paths(folders):
     llm = LLM(target, drafter, dtype="float32")
     assert llm.config.target == str(target)
     assert llm.generate("the abc", params(max_tokens=3)).completions[0].token_ids
+
+
+def test_a_device_of_torch_is_taken(folders):
+    llm = LLM(*folders, dtype="float32", device=torch.device("cpu"))
+    assert (llm.config.device, llm.device) == ("cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("target", None), ("target", b"x"), ("drafter", 3), ("device", None), ("dtype", 16)),
+        *(("memory", "1"), ("memory", float("nan")), ("exact", "off"), ("lookup", "x")),
+        *(("max_concurrency", True), ("prefill_chunk", None), ("ngrams", None)),
+    ],
+)
+def test_an_option_of_another_type_is_refused(option, value):
+    with pytest.raises(ConfigError, match=f"^{option} is .*; it must be "):
+        LLM(**{option: value})
 
 
 def test_results_are_complete(llm):

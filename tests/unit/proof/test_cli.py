@@ -1,6 +1,8 @@
 """`blockdraft prove` as a command: exit codes, certificate, page, replay, interruption."""
 
+import errno
 import json
+import os
 import re
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 from blockdraft.cli import prove as command
 from blockdraft.cli.main import app
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import INTERRUPTED
+from blockdraft.core.errors import DISK_FAILED, INTERRUPTED
 from blockdraft.kernels.cpu.backend import NativeBackend
 from blockdraft.kernels.cpu.build import COMPILE_FLAGS
 from blockdraft.kernels.cpu.library import library
@@ -86,6 +88,17 @@ def test_a_proof_leaves_a_certificate_and_a_page(pair, tmp_path):
     assert all(control["caught"] for control in found["controls"])
     assert len(found["cases"]) == 2 * len(CORPUS)
     assert page.read_bytes().decode() == make_page(found)
+
+
+def test_a_disk_that_fills_up_costs_the_file_and_not_the_proof(pair, tmp_path, monkeypatch):
+    def fill_the_disk(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("blockdraft.cli.output.write_whole", fill_the_disk)
+    result = prove("--quick", *pair, "--output", tmp_path / "c.json")
+    assert result.exit_code == DISK_FAILED
+    assert "PROVEN" in result.stdout
+    assert "make room there, or name another file; the proof goes on" in result.stderr
 
 
 def test_json_is_the_certificate(pair, tmp_path):
