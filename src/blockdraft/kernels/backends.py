@@ -149,7 +149,7 @@ def kernels_digest() -> str | None:
 def uses_matrix_registers() -> bool:
     """Whether native products in bfloat16, those of attention too, run there: sums differ."""
     kernels = library()
-    return kernels is not None and kernels.uses_matrices
+    return kernels is not None and kernels.has_matrices
 
 
 def describe_kernels(dtype: torch.dtype, device: torch.device | str) -> dict[str, Any]:

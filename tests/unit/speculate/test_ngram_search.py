@@ -11,8 +11,9 @@ import pytest
 
 from blockdraft.core.plan import Tree
 from blockdraft.kernels.backends import native_ngrams
-from blockdraft.kernels.cpu.library import Library, Search, library
+from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.ngrams import NativeNGrams
+from blockdraft.kernels.cpu.structs import Search
 from blockdraft.kernels.ngram_interface import (
     NGramPaths,
     NGramQuery,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.cpu.library import Head, Layer, Library, Weights
+from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.ops import (
     IS_BFLOAT16,
     TiledAttention,
@@ -23,6 +23,7 @@ from blockdraft.kernels.cpu.ops import (
     pools_of,
 )
 from blockdraft.kernels.cpu.products import NativeProduct
+from blockdraft.kernels.cpu.structs import Head, Layer, Weights
 from blockdraft.kernels.interface import Rotation, Scoring
 from blockdraft.kernels.weights import Norm
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blockdraft.kernels.cpu import library as native
+from blockdraft.kernels.cpu import structs
 from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_sizes
 from blockdraft.kernels.cpu.products import NativeProduct
@@ -33,7 +33,7 @@ NUM_LANES, MOST_HEAD_DIM = 16, 256
 NUM_LEVELS = 256
 
 _NO_NOISE = TokenNoise(0, 0, 0, 0.0)
-_NOTHING_LARGE, _NO_FEATURES = native.Large(), native.Features()
+_NOTHING_LARGE, _NO_FEATURES = structs.Large(), structs.Features()
 
 
 class NativeNGrams:
@@ -60,8 +60,8 @@ class NativeNGrams:
             raise ValueError(
                 f"probabilities of {len(self._probabilities)} levels, not {NUM_LEVELS}"
             )
-        self._rules = native.Rules(
-            (native.TablePart * LONGEST)(*map(_table_part, self._parts)),
+        self._rules = structs.Rules(
+            (structs.TablePart * LONGEST)(*map(_table_part, self._parts)),
             self._levels.ctypes.data,
             len(self._levels),
             self._probabilities.ctypes.data,
@@ -158,7 +158,7 @@ def _products(layers: HydraLayers) -> tuple[Linear, ...]:
     )
 
 
-def _head(layers: HydraLayers) -> native.HydraHead:
+def _head(layers: HydraLayers) -> structs.HydraHead:
     """As the kernels know it; valid as long as the layers."""
     products = [_read_again(cast(NativeProduct, one).struct) for one in _products(layers)]
     num_features, size = layers.feature_norms.shape
@@ -178,7 +178,7 @@ def _head(layers: HydraLayers) -> native.HydraHead:
         and len(layers.token_ids) == layers.score.shape[0]
         and len(layers.places) == layers.embedding.shape[0]
     )
-    return native.HydraHead(
+    return structs.HydraHead(
         *products,
         layers.feature_norms.data_ptr(),
         layers.embedding_norm.data_ptr(),
@@ -205,9 +205,9 @@ def _head(layers: HydraLayers) -> native.HydraHead:
     )
 
 
-def _read_again(product: native.Product) -> native.Product:
+def _read_again(product: structs.Product) -> structs.Product:
     """A copy for weights that one step reads for each token ahead."""
-    own = native.Product.from_buffer_copy(product)
+    own = structs.Product.from_buffer_copy(product)
     own.is_read_again = True
     return own
 
@@ -224,7 +224,7 @@ class _Text:
         if self.address is None:
             raise MemoryError("no memory is left to count a text in")
         finalize(self, kernels.text_delete, self.address)
-        self._search = native.Search(text=self.address)
+        self._search = structs.Search(text=self.address)
         self.search_address = ctypes.addressof(self._search)
         # Kept from step to step: to make all of it anew takes a third of a search's time.
         self._make_room(0)
@@ -246,7 +246,7 @@ class _Text:
             search.features = _NO_FEATURES
         else:
             is_bfloat16 = IS_BFLOAT16[query.features.dtype]
-            search.features = native.Features(query.features.data_ptr(), is_bfloat16, num_rows)
+            search.features = structs.Features(query.features.data_ptr(), is_bfloat16, num_rows)
         if query.num_nodes > len(self._tokens):
             self._make_room(query.num_nodes)
         search.num_nodes, search.max_depth = query.num_nodes, query.max_depth
@@ -273,8 +273,8 @@ class _Text:
         )
 
 
-def _belief(belief: OwnTextBelief) -> native.Belief:
-    return native.Belief(belief.known_token, (ctypes.c_double * LONGEST)(*belief.priors))
+def _belief(belief: OwnTextBelief) -> structs.Belief:
+    return structs.Belief(belief.known_token, (ctypes.c_double * LONGEST)(*belief.priors))
 
 
 def _plain(part: NGramPart) -> NGramPart:
@@ -297,8 +297,8 @@ def _plain(part: NGramPart) -> NGramPart:
     return own
 
 
-def _table_part(part: NGramPart) -> native.TablePart:
-    return native.TablePart(
+def _table_part(part: NGramPart) -> structs.TablePart:
+    return structs.TablePart(
         part.keys.ctypes.data,
         len(part.keys),
         part.starts.ctypes.data,
@@ -308,8 +308,8 @@ def _table_part(part: NGramPart) -> native.TablePart:
     )
 
 
-def _large(token_ids: NDArray[np.int64], noise: NDArray[np.float64]) -> native.Large:
+def _large(token_ids: NDArray[np.int64], noise: NDArray[np.float64]) -> structs.Large:
     """Of arrays that somebody holds until the search is over."""
     if token_ids.dtype != np.int64 or noise.dtype != np.float64 or len(token_ids) != len(noise):
         raise ValueError(f"{len(token_ids)} {token_ids.dtype} tokens, {len(noise)} {noise.dtype}")
-    return native.Large(token_ids.ctypes.data, noise.ctypes.data, len(token_ids))
+    return structs.Large(token_ids.ctypes.data, noise.ctypes.data, len(token_ids))

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blockdraft.kernels.cpu.library import Layer, Library, Plan, Pools
+from blockdraft.kernels.cpu.library import Library
+from blockdraft.kernels.cpu.structs import Layer, Plan, Pools
 from blockdraft.kernels.heads import stored_size
 from blockdraft.kernels.interface import Largest, Rotation, Scoring
 from blockdraft.kernels.weights import Norm

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.cpu import library as native
+from blockdraft.kernels.cpu import structs
 from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_contiguous, check_sizes
 from blockdraft.kernels.recurrence_interface import (
@@ -121,7 +121,7 @@ class NativeRecurrence:
         self._held: list[Tensor] = []
         bias = rule.convolution.bias
         check_sizes(bias is None or bias.shape == (sizes.channels,))
-        self._rule = native.Recurrence(
+        self._rule = structs.Recurrence(
             channels=sizes.channels,
             taps=sizes.taps,
             convolution=self._address(rule.convolution.weight.T),
@@ -217,7 +217,7 @@ class NativeRecurrence:
             output[num_rows:] = 0
         each = sizes.channels, sizes.num_decays, sizes.value_heads, sizes.num_values
         scratch = _scratch.addresses(*(num_rows * size * sizes.has_matrices for size in each))
-        call = native.RecurrenceCall(
+        call = structs.RecurrenceCall(
             ctypes.addressof(self._rule),
             *(None if part is None else part.data_ptr() for part in parts),
             *(0 if part is None else part.stride(0) for part in parts),
@@ -233,8 +233,8 @@ class NativeRecurrence:
         del table  # it must live until here
         return output
 
-    def _table(self, spans: Sequence[RecurrentSpan]) -> "ctypes.Array[native.StateSpan]":
-        table, first = (native.StateSpan * len(spans))(), 0
+    def _table(self, spans: Sequence[RecurrentSpan]) -> "ctypes.Array[structs.StateSpan]":
+        table, first = (structs.StateSpan * len(spans))(), 0
         for entry, span in zip(table, spans, strict=True):
             entry.first, entry.num_rows = first, span.num_rows
             if span.before is not None:

@@ -9,7 +9,7 @@
 
 namespace blockdraft {
 
-// Why a call is refused; ops.py has the words.
+// Why a call is refused; library.py has the words.
 enum Refusal : int {
   kNone = 0,
   kHeadSize = 1,
