@@ -11,7 +11,7 @@ using namespace blockdraft;
 // Less work than this is done before other threads would have woken up.
 constexpr int64_t kMinParallelWork = 1 << 16;
 
-// As kernels/cpu/library.py has them.
+// As kernels/cpu/recurrence.py has them.
 enum Kind : int32_t { kDelta = 0, kScan = 1, kConvolution = 2 };
 
 template <typename T>
