@@ -110,6 +110,28 @@ def test_a_failure_leaves_nothing_behind(
     assert libraries(cache) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (["a.cpp: In function 'f':", "a.cpp:3:1: error: no type"], "a.cpp:3:1: error: no type"),
+        (["ld: warning: old", "ld: b.o: multiple definition of 'k'", "collect2: error: ld returned 1"],
+         "ld: b.o: multiple definition of 'k'"),
+        (["collect2: error: ld returned 1"], "collect2: error: ld returned 1"),
+    ],
+)  # fmt: skip
+def test_a_failure_names_what_the_compiler_or_linker_says(
+    said: list[str], told: str, cache: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    (tmp_path / "said").write_text("\n".join(said))
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\ncat '{tmp_path}/said' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(NoKernels) as failure:
+        build()
+    assert str(failure.value) == f"{compiler} failed: {told}"
+
+
 def test_without_any_compiler_it_says_so(cache: Path, monkeypatch: Patch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(build_module.shutil, "which", lambda name: None)

@@ -133,8 +133,15 @@ def _run(command: list[str]) -> None:
         timeout=COMPILE_TIMEOUT_S,
     )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-        raise NoKernels(f"{command[0]} failed: {said[0].strip()}")
+        raise NoKernels(f"{command[0]} failed: {_complaint(done.stderr)}")
+
+
+def _complaint(said: str) -> str:
+    """The line of a compiler's or a linker's messages that tells what is wrong."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and "warning" not in line]
+    # A linker's own lines need no such word; collect2 only says that it failed.
+    errors = [line for line in lines if "error" in line and not line.startswith("collect2")]
+    return next(iter([*errors, *lines]), "no message")
 
 
 def _loaded_openmp() -> Path | None:

@@ -223,13 +223,14 @@ inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #define BLOCKDRAFT_SPLITS_PAIRS 0
 #endif
 
-// The values of a T that lie side by side in a lane for one multiplication.
+// The values of a T that lie side by side in a lane for one multiplication. Inline, as GCC from 16 on
+// gives what is specialized to each object file, and the linker refuses the second.
 template <typename T>
-constexpr int64_t kStep = 1;
+inline constexpr int64_t kStep = 1;
 template <>
-constexpr int64_t kStep<BFloat16> = BLOCKDRAFT_HAS_PAIRS ? 2 : 1;
+inline constexpr int64_t kStep<BFloat16> = BLOCKDRAFT_HAS_PAIRS ? 2 : 1;
 template <>
-constexpr int64_t kStep<int16_t> = 2;
+inline constexpr int64_t kStep<int16_t> = 2;
 
 // Whether pairs of bfloat16 are taken apart: where nothing multiplies pairs, and on Intel's
 // processors, which multiply twice as many values a cycle in float32 (docs/experiments/intel.md).
