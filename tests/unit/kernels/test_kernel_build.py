@@ -114,9 +114,9 @@ def test_a_failure_leaves_nothing_behind(
     ("said", "told"),
     [
         (["a.cpp: In function 'f':", "a.cpp:3:1: error: no type"], "a.cpp:3:1: error: no type"),
-        (["ld: warning: old", "ld: b.o: multiple definition of 'k'", "collect2: error: ld returned 1"],
+        (["ld: warning: old", "ld: b.o: multiple definition of 'k'", "collect2: error: ld failed"],
          "ld: b.o: multiple definition of 'k'"),
-        (["collect2: error: ld returned 1"], "collect2: error: ld returned 1"),
+        (["collect2: error: ld failed"], "collect2: error: ld failed"),
     ],
 )  # fmt: skip
 def test_a_failure_names_what_the_compiler_or_linker_says(
