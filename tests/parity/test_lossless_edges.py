@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
+from blockdraft.models.supported import MIN_CONTEXT
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
@@ -175,7 +176,8 @@ class PositionRecorder:
 def test_no_position_past_the_end_is_embedded(num_prompt: int, max_tokens: int, way: Way) -> None:
     """The last token is never fed back, by target or drafter; also where the context ends."""
     size = num_prompt + max_tokens
-    model = tiny_target("gemma3", torch.float64, max_position_embeddings=size)
+    context = max(size, MIN_CONTEXT)
+    model = tiny_target("gemma3", torch.float64, max_position_embeddings=context)
     target = make_target(way, model)
     if isinstance(target, PagedTarget):
         # What is taken over is not embedded again.

@@ -1,8 +1,10 @@
 """Importing the model libraries: seconds, in which nothing is computed yet."""
 
+import atexit
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +29,14 @@ def quick_imports() -> Iterator[None]:
         if was_enabled:
             gc.enable()
             gc.freeze()  # modules stay; collections need not look at them again
+            atexit.register(_unfreeze)
+
+
+def _unfreeze() -> None:
+    # Triton's bindings print a page about what is left of them at the end. Without them the end is
+    # quicker if nothing is collected.
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 @contextmanager
