@@ -234,9 +234,7 @@ def test_the_option_decides_the_weights(folders, draft_dtype):
 
 
 def test_an_unknown_draft_dtype_is_refused():
-    with pytest.raises(
-        ConfigError, match="it must be one of auto, int8, target"
-    ):
+    with pytest.raises(ConfigError, match="it must be one of auto, int8, target"):
         LLMConfig(draft_dtype="int4")  # type: ignore[arg-type]
 
 

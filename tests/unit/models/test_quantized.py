@@ -273,9 +273,7 @@ def test_a_missing_package_is_named_at_load(method, package, changes, tmp_path) 
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="it must be one of int8, int4 or unset"
-    ):
+    with pytest.raises(ConfigError, match="it must be one of int8, int4 or unset"):
         LLMConfig(quantize="int2")  # type: ignore[arg-type]
 
 
