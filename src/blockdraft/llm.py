@@ -316,21 +316,21 @@ class LLM:
 
     def _run(self, jobs: list[Job]) -> Iterator[Chunk]:
         """Step until all samples of the jobs are finished; whatever happens, none stays behind."""
-        open_keys: list[int] = []
+        open_keys: set[int] = set()
         try:
             for job in jobs:
                 for index in range(job.params.n):
-                    open_keys.append(self.samples.add(job, index))
+                    open_keys.add(self.samples.add(job, index))
             while open_keys:
                 # Another open stream may have advanced these samples too.
-                if not any(map(self.samples.has_news, open_keys)):
+                with_news = open_keys.intersection(self.samples.with_news)
+                if not with_news:
                     self.samples.step()
-                for key in list(open_keys):
-                    if self.samples.has_news(key):
-                        chunk = self.samples.take_chunk(key)
-                        if chunk.completion is not None:
-                            open_keys.remove(key)
-                        yield chunk
+                for key in sorted(with_news):
+                    chunk = self.samples.take_chunk(key)
+                    if chunk.completion is not None:
+                        open_keys.remove(key)
+                    yield chunk
         finally:
             # Maybe called by the garbage collector, in the middle of somebody else's step.
             self.samples.abandon(open_keys)

@@ -333,7 +333,7 @@ class AsyncEngine:
         report = None
         with self._report_failures.caught():
             report = self._count(outputs)
-        for key in [key for key in self._running if self._samples.has_news(key)]:
+        for key in self._samples.with_news:
             self._hand_out(key)
         if self._observer is not None and report is not None:
             with self._report_failures.caught():
