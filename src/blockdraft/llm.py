@@ -5,14 +5,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from os import PathLike, fspath
-from typing import Any, Literal, Self, TypeGuard, cast, overload
+from typing import Any, Literal, Self, cast, overload
 
 import torch
 
+from blockdraft.core.arguments import (
+    Params,
+    ids_of,
+    is_one_conversation,
+    is_one_prompt,
+    params_for_each,
+)
 from blockdraft.core.config import DeviceMap, DraftDtype, KVCacheDtype, LLMConfig, Quantize
 from blockdraft.core.errors import RequestError
 from blockdraft.core.receipt import Receipt, read_receipt
-from blockdraft.core.request import SamplingParams
 from blockdraft.engine.audit import Audit, audit
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
@@ -30,9 +36,6 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
-
-Params = SamplingParams | Sequence[SamplingParams]
-"""For all prompts, or for each one its own."""
 
 Conversation = Sequence[Message]
 """Messages in order; each has a `role` and a `content`."""
@@ -228,7 +231,7 @@ class LLM:
                 with `stream`.
             ContextTooLong: a prompt and max_tokens do not fit the target's context.
         """
-        is_single = _is_single(prompts)
+        is_single = is_one_prompt(prompts)
         many = cast("list[Prompt]", [prompts] if is_single else list(prompts))
         if not many:
             raise RequestError("the list of prompts is empty; give at least one")
@@ -275,7 +278,7 @@ class LLM:
         Raises:
             RequestError: as `generate`, no message, or the target has no chat template.
         """
-        is_single = _is_conversation(messages)
+        is_single = is_one_conversation(messages)
         many = cast("list[Conversation]", [messages] if is_single else list(messages))
         most = self.engine.limits.max_tokens
         prompts = [self.tokenizer.encode_chat(conversation, most=most) for conversation in many]
@@ -287,14 +290,12 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, most=self.engine.limits.max_tokens)
-        if not _are_ids(prompt):
-            raise _no_prompt(prompt)
-        return list(prompt)
+        return ids_of(prompt)
 
     def _check_jobs(self, prompts: list[list[int]], params: Params | None) -> list[Job]:
         jobs = []
         for index, (prompt_ids, own) in enumerate(
-            zip(prompts, _one_each(params, len(prompts)), strict=True)
+            zip(prompts, params_for_each(params, len(prompts)), strict=True)
         ):
             self.samples.check(prompt_ids, own)
             seed = secrets.randbits(64) if own.seed is None else own.seed
@@ -316,21 +317,21 @@ class LLM:
 
     def _run(self, jobs: list[Job]) -> Iterator[Chunk]:
         """Step until all samples of the jobs are finished; whatever happens, none stays behind."""
-        open_keys: list[int] = []
+        open_keys: set[int] = set()
         try:
             for job in jobs:
                 for index in range(job.params.n):
-                    open_keys.append(self.samples.add(job, index))
+                    open_keys.add(self.samples.add(job, index))
             while open_keys:
                 # Another open stream may have advanced these samples too.
-                if not any(map(self.samples.has_news, open_keys)):
+                with_news = open_keys.intersection(self.samples.with_news)
+                if not with_news:
                     self.samples.step()
-                for key in list(open_keys):
-                    if self.samples.has_news(key):
-                        chunk = self.samples.take_chunk(key)
-                        if chunk.completion is not None:
-                            open_keys.remove(key)
-                        yield chunk
+                for key in sorted(with_news):
+                    chunk = self.samples.take_chunk(key)
+                    if chunk.completion is not None:
+                        open_keys.remove(key)
+                    yield chunk
         finally:
             # Maybe called by the garbage collector, in the middle of somebody else's step.
             self.samples.abandon(open_keys)
@@ -339,70 +340,3 @@ class LLM:
 def _as_text(model: str | PathLike[str]) -> str:
     """A path as the configuration has it; what is none is for the configuration to refuse."""
     return fspath(model) if isinstance(model, PathLike) else model
-
-
-def _one_each(params: Params | None, num_prompts: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
-    if not _is_list(params) or isinstance(params, str):
-        raise _no_params("params", params)
-    for index, own in enumerate(params):
-        if not isinstance(own, SamplingParams):
-            raise _no_params(f"params[{index}]", own)
-    if len(params) != num_prompts:
-        raise RequestError(
-            f"{len(params)} sampling params for {num_prompts} prompts; give one, or one for each"
-        )
-    return params
-
-
-def _no_params(name: str, found: object) -> RequestError:
-    kind = type(found).__name__
-    what = "None" if found is None else f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
-    values = ""
-    # What other engines' requests look like, and how it is written here.
-    if isinstance(found, Mapping) and all(isinstance(key, str) for key in found):
-        values = ", ".join(f"{key}={value!r:.40}" for key, value in found.items())
-    return RequestError(f"{name} is {what}; give SamplingParams({values:.200})")
-
-
-def _is_conversation(messages: object) -> bool:
-    """True for a list of messages, False for a list of such lists."""
-    if not _is_list(messages) or isinstance(messages, str):
-        raise RequestError(
-            f"messages are {messages!r:.60}; give a list of messages with role and content, "
-            "or call generate"
-        )
-    kinds = {isinstance(item, Mapping) for item in messages}
-    if len(kinds) > 1:
-        raise RequestError("messages and conversations are mixed; give one conversation, or a list")
-    return kinds != {False}
-
-
-def _is_single(prompts: object) -> bool:
-    """True for one prompt, False for a list of prompts."""
-    if isinstance(prompts, str):
-        return True
-    if not _is_list(prompts):
-        raise _no_prompt(prompts)
-    return bool(prompts) and _are_ids(prompts)
-
-
-def _are_ids(prompt: object) -> bool:
-    # A bool is an int for Python, and no id that anybody means.
-    return _is_list(prompt) and all(
-        isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in prompt
-    )
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[object]]:
-    """Bytes and ranges are sequences of numbers too, and hardly meant as token ids."""
-    others = bytes | bytearray | memoryview | range
-    return isinstance(value, Sequence) and not isinstance(value, others)
-
-
-def _no_prompt(found: object) -> RequestError:
-    return RequestError(
-        f"prompt {found!r:.60} is neither text nor a list of token ids; give a str "
-        "(bytes.decode() makes one of bytes) or a list of ints (array.tolist() of an array)"
-    )

@@ -130,15 +130,17 @@ def read_receipt(value: Mapping[str, Any], encoder: Encoder) -> Receipt:
     Raises:
         RequestError: a field is missing, malformed or unknown, or a parameter is out of its range.
     """
-    if unknown := sorted(value.keys() - _FIELDS):
-        raise RequestError(f"the receipt has the unknown field {unknown[0]!r}; {_REMEDY}")
+    if not isinstance(value, Mapping):
+        raise RequestError(f"the receipt is {value!r:.60}; {_REMEDY}")
+    if unknown := [name for name in value if name not in _FIELDS]:
+        raise RequestError(f"the receipt has the unknown field {unknown[0]!r:.60}; {_REMEDY}")
     if value.get("kind", KIND) != KIND or value.get("format", FORMAT) != FORMAT:
         raise RequestError(
             f"the receipt is {value.get('kind')!r} of format {value.get('format')!r}, and this "
             f"version reads {KIND!r} of format {FORMAT}; verify it with the version that wrote it"
         )
     environment = _take(value, "environment", dict, {})
-    if odd := [name for name in environment if not name.isidentifier()]:
+    if odd := [name for name in environment if not str(name).isidentifier()]:
         raise RequestError(f"the receipt's environment has the field {odd[0]!r:.60}; {_REMEDY}")
     finish_reason = _take(value, "finish_reason", str | None, None)
     if finish_reason not in (None, "stop", "length"):
@@ -182,8 +184,9 @@ def _params_to_json(params: SamplingParams) -> dict[str, Any]:
 
 def _params_of(value: Mapping[str, Any]) -> SamplingParams:
     """What is missing is as SamplingParams has it; what does not count is left out."""
-    if unknown := sorted(value.keys() - {one.name for one in fields(SamplingParams)}):
-        raise RequestError(f"the receipt's params have the unknown field {unknown[0]!r}")
+    known = {one.name for one in fields(SamplingParams)}
+    if unknown := [name for name in value if name not in known]:
+        raise RequestError(f"the receipt's params have the unknown field {unknown[0]!r:.60}")
     chosen = {name: value[name] for name in _PARAMS if name in value}
     if isinstance(biases := chosen.get("logit_bias"), dict):
         chosen["logit_bias"] = {_token_id(name): bias for name, bias in biases.items()}

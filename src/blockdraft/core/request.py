@@ -193,6 +193,12 @@ def _checked_stop(stop: object) -> tuple[str, ...]:
             raise RequestError(
                 "stop holds an empty string; every text ends there, leave it out", param="stop"
             )
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"stop holds {text!r:.60}, which is not valid Unicode; give UTF-8", param="stop"
+            ) from error
     return texts
 
 
@@ -226,10 +232,10 @@ def _check_count(
     name: str, value: object, low: int, high: int | None = None, *, described: str | None = None
 ) -> None:
     shown = described or name
+    limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{shown} is {value!r}; give a whole number from {low} up", param=name)
+        raise RequestError(f"{shown} is {value!r}; give a whole number {limit}", param=name)
     if value < low or (high is not None and value > high):
-        limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
         raise RequestError(f"{shown} is {value}; give a number {limit}", param=name)
 
 
@@ -243,19 +249,17 @@ def _checked_real(
     described: str | None = None,
 ) -> float:
     shown = described or name
-    remedy = f"give a finite number from {low:g} up"
+    start = f"above {low:g}" if low_open else f"of at least {low:g}"
+    end = "" if high == math.inf else f" and at most {high:g}"
+    remedy = f"give a {'finite ' if high == math.inf else ''}number {start}{end}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{shown} is {value!r}; {remedy}", param=name)
     try:
         real = float(value)
     except OverflowError:
         real = math.inf
-    if not math.isfinite(real):
-        raise RequestError(f"{shown} is {real!r}; {remedy}", param=name)
-    if real < low or real > high or (low_open and real == low):
-        start = f"above {low:g}" if low_open else f"of at least {low:g}"
-        end = "" if high == math.inf else f" and at most {high:g}"
-        raise RequestError(f"{shown} is {real:g}; give a number {start}{end}", param=name)
+    if not math.isfinite(real) or real < low or real > high or (low_open and real == low):
+        raise RequestError(f"{shown} is {real:g}; {remedy}", param=name)
     return real
 
 

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -14,9 +13,9 @@ import torch
 from blockdraft.core.errors import EngineDead, Overloaded
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.grammar import Grammar
-from blockdraft.engine.completion import Chunk
 from blockdraft.engine.fair_queue import FairQueue
 from blockdraft.engine.samples import Job, Samples
+from blockdraft.engine.streams import Stream, Ticket
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.step_report import Load, Pace, StepObserver, StepReport, page_use
 from blockdraft.speculate.commit import StepOutput
@@ -31,78 +30,6 @@ _LONGEST_RETRY = 60
 """Seconds: the most that a refused client is told to wait."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False, slots=True)
-class _Ticket:
-    """One sample of a stream: it waits while `key` is None, and then runs under that key."""
-
-    stream: "Stream"
-    job: Job
-    sample_index: int
-    added_at: float
-    key: int | None = None
-    started_at: float = 0.0
-    pace: Pace | None = None
-
-    @property
-    def client(self) -> str:
-        """See FairQueue."""
-        return self.stream.client
-
-
-@dataclass(eq=False, slots=True)
-class Stream:
-    """The chunks of one request, all its samples mixed, as they come: an async iterator.
-
-    `close` ends what is unfinished; it must be called, `with stream:` does so.
-    """
-
-    client: str
-    _loop: asyncio.AbstractEventLoop
-    _cancel: Callable[["Stream"], None]
-    _num_open: int
-    _inbox: asyncio.Queue[Chunk | Exception] = field(default_factory=asyncio.Queue)
-    _tickets: list[_Ticket] = field(default_factory=list)
-    _is_closed: bool = False
-
-    def __aiter__(self) -> "Stream":
-        return self
-
-    async def __anext__(self) -> Chunk:
-        """The next chunk.
-
-        Raises:
-            EngineDead: the engine has ended, by a failure or because it was stopped.
-        """
-        if self._num_open == 0:
-            raise StopAsyncIteration
-        item = await self._inbox.get()
-        if isinstance(item, Exception):
-            self._num_open = 0
-            raise item
-        if item.completion is not None:
-            self._num_open -= 1
-        return item
-
-    def close(self) -> None:
-        """End the samples that are unfinished; the engine does so before its next step."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._cancel(self)
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _deliver(self, item: Chunk | Exception) -> None:
-        """Called in any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._inbox.put_nowait, item)
-        except RuntimeError:  # the event loop has been closed: nobody reads any more
-            self.close()
 
 
 class AsyncEngine:
@@ -129,8 +56,8 @@ class AsyncEngine:
         self._engine.timer = self._timer
         self._changed = threading.Condition()
         # Guarded by the condition.
-        self._queue: FairQueue[_Ticket] = FairQueue()
-        self._cancelled: list[_Ticket] = []
+        self._queue: FairQueue[Ticket] = FairQueue()
+        self._cancelled: list[Ticket] = []
         self._is_stopping = False
         self._death: str | None = None
         self.on_death: Callable[[str], None] | None = None
@@ -138,7 +65,7 @@ class AsyncEngine:
         # Of the event loop.
         self._num_held = 0
         # Of the thread.
-        self._running: dict[int, _Ticket] = {}
+        self._running: dict[int, Ticket] = {}
         self._num_failures = 0
         self._report_failures = FailureLog("the report of a step failed; the step is kept", logger)
         self._mean_seconds = _FIRST_SECONDS
@@ -231,12 +158,12 @@ class AsyncEngine:
         num = sum(job.params.n for job in jobs)
         stream = Stream(client, asyncio.get_running_loop(), self._cancel, num)
         now = perf_counter()
-        stream._tickets = [
-            _Ticket(stream, job, index, now) for job in jobs for index in range(job.params.n)
+        stream.tickets = [
+            Ticket(stream, job, index, now) for job in jobs for index in range(job.params.n)
         ]
         with self._changed:
             self._check_room(num)
-            for ticket in stream._tickets:
+            for ticket in stream.tickets:
                 self._queue.push(ticket)
             self._changed.notify()
         return stream
@@ -263,7 +190,7 @@ class AsyncEngine:
 
     def _cancel(self, stream: Stream) -> None:
         with self._changed:
-            for ticket in stream._tickets:
+            for ticket in stream.tickets:
                 if not self._queue.remove(ticket):
                     self._cancelled.append(ticket)
             self._changed.notify()
@@ -299,19 +226,19 @@ class AsyncEngine:
             self._admit(ticket)
         return True
 
-    def _admit(self, ticket: _Ticket) -> None:
+    def _admit(self, ticket: Ticket) -> None:
         try:
             key = self._samples.add(ticket.job, ticket.sample_index, added_at=ticket.added_at)
         except Exception as error:  # it ends this request, and no other
             logger.exception("a sample could not be started")
-            ticket.stream._deliver(error)
+            ticket.stream.deliver(error)
             with self._changed:
                 self._queue.release(ticket)
             return
         ticket.key, ticket.started_at = key, perf_counter()
         self._running[key] = ticket
 
-    def _drop(self, ticket: _Ticket) -> None:
+    def _drop(self, ticket: Ticket) -> None:
         """Forget a running ticket, unless it has ended meanwhile."""
         if ticket.key is not None and self._running.pop(ticket.key, None) is not None:
             self._forget(ticket.key)
@@ -333,7 +260,7 @@ class AsyncEngine:
         report = None
         with self._report_failures.caught():
             report = self._count(outputs)
-        for key in [key for key in self._running if self._samples.has_news(key)]:
+        for key in self._samples.with_news:
             self._hand_out(key)
         if self._observer is not None and report is not None:
             with self._report_failures.caught():
@@ -347,7 +274,7 @@ class AsyncEngine:
             logger.exception("a sample could not be handed out")
             with self._changed:
                 self._drop(ticket)
-            ticket.stream._deliver(error)
+            ticket.stream.deliver(error)
             return
         if chunk.completion is not None:
             seconds = perf_counter() - ticket.started_at
@@ -355,7 +282,7 @@ class AsyncEngine:
             with self._changed:
                 del self._running[key]
                 self._queue.release(ticket)
-        ticket.stream._deliver(chunk)
+        ticket.stream.deliver(chunk)
 
     def _count(self, outputs: list[StepOutput]) -> StepReport:
         now = perf_counter()
@@ -398,7 +325,7 @@ class AsyncEngine:
             self._death = death
             tickets = [*self._queue.clear(), *self._running.values()]
         for stream in {ticket.stream for ticket in tickets}:
-            stream._deliver(EngineDead(death))
+            stream.deliver(EngineDead(death))
         for key in list(self._running):
             self._forget(key)
         self._running.clear()

@@ -349,7 +349,7 @@ class Engine:
 
     def _count(self, acceptance: AcceptanceStats, output: StepOutput) -> None:
         try:
-            acceptance.record(output.num_kept, output.proposal, output.verdict.nodes)
+            acceptance.record(output.num_kept, output.proposal, output.kept_nodes)
         except Exception as error:
             self.failures.note(error)
 

@@ -40,11 +40,6 @@ class SampleText:
     has_begun: bool = False
     is_finished: bool = False
 
-    @property
-    def has_news(self) -> bool:
-        """An end may come without a token."""
-        return bool(self.new_ids) or self.is_finished
-
     def receive(self, output: StepOutput) -> None:
         """Note what a step has committed; its text was written while it was committed."""
         self.new_ids += output.token_ids

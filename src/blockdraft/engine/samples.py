@@ -51,6 +51,8 @@ class Samples:
         self.grammars = grammars
         self._busy = threading.Lock()
         self._abandoned: deque[int] = deque()
+        self._news: dict[int, None] = {}
+        """Keys of the samples of which a chunk can be taken, in the order in which it came."""
 
     @property
     def open(self) -> list[int]:
@@ -150,6 +152,8 @@ class Samples:
                     text.receive(output)
                 except Exception as error:
                     self._fail(output.key, text, error)
+                if output.token_ids or text.is_finished:  # an end may come without a token
+                    self._news[output.key] = None
         return outputs
 
     def _text(self, key: int) -> SampleText:
@@ -163,9 +167,14 @@ class Samples:
         self.engine.fail(key, f"its text could not be written: {error!r}")
         text.is_finished = True
 
+    @property
+    def with_news(self) -> list[int]:
+        """Keys of the samples of which a chunk can be taken."""
+        return list(self._news)
+
     def has_news(self, key: int) -> bool:
         """True if a chunk of the sample can be taken."""
-        return self._text(key).has_news
+        return key in self._news
 
     def mark_stall(self, key: int) -> None:
         """The tokens that came last came late."""
@@ -177,6 +186,7 @@ class Samples:
         with self._alone():
             text, rounds = self._read(key, sample)
             completion = self.engine.take(key).completion() if sample.is_finished else None
+            self._news.pop(key, None)
         prompt_logprobs = () if sample.has_begun else tuple(sample.prompt_logprobs)
         sample.has_begun = True
         return Chunk(
@@ -214,6 +224,7 @@ class Samples:
         self._drop_abandoned()
 
     def _forget(self, key: int) -> None:
+        self._news.pop(key, None)
         self.engine.take(key)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Who runs in a step, and how many tokens each may draft. No torch."""
 
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
@@ -66,16 +66,16 @@ class Scheduler:
         self.draft_depth: int | None = None
         self.free_depth: Callable[[Sequence], int] = no_free_depth
         self.num_preempted = 0
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.running: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self.waiting.append(sequence)
+        self.waiting[sequence.key] = sequence
 
     def remove(self, key: int) -> None:
         """Drop a sequence, waiting or running; unknown keys are fine, it may have finished."""
-        self.waiting = deque(s for s in self.waiting if s.key != key)
+        self.waiting.pop(key, None)
         self.running = [s for s in self.running if s.key != key]
 
     @property
@@ -110,7 +110,8 @@ class Scheduler:
         self._release(sequence)
         sequence.num_cached = 0
         self.running = [s for s in self.running if s is not sequence]
-        self.waiting.appendleft(sequence)
+        self.waiting[sequence.key] = sequence
+        self.waiting.move_to_end(sequence.key, last=False)
 
     def _admit(self) -> None:
         """Start waiting sequences while there is a place, and room for all their tokens.
@@ -120,7 +121,7 @@ class Scheduler:
         behind it; else it might wait forever. No more than `max_running` are looked at: a request
         may have thousands of samples.
         """
-        for sequence in list(islice(self.waiting, self.max_running)):
+        for sequence in list(islice(self.waiting.values(), self.max_running)):
             if len(self.running) >= self.max_running:
                 return
             # If the last step was interrupted here, the sequence is open already.
@@ -142,7 +143,7 @@ class Scheduler:
             sequence.num_cached = num_reused
             if sequence.num_output == 0:  # after a preemption it takes over its own tokens
                 sequence.num_reused = num_reused
-            self.waiting.remove(sequence)
+            del self.waiting[sequence.key]
             self.running.append(sequence)
 
     def _with_context(self, sequence: Sequence) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError, RequestError
@@ -59,7 +59,7 @@ class DraftModel(dflash.DraftModel):
 
         Args:
             target: a causal LM of the same type and on the same device as the drafter.
-            input_ids: [1, prompt].
+            input_ids: [1, prompt], int32 or int64.
             max_new_tokens: most tokens to add.
             temperature: 0 is greedy.
             stop_token_ids: any of these ends the output, and is part of it.
@@ -73,6 +73,11 @@ class DraftModel(dflash.DraftModel):
             ModelError: the target is not supported, or the drafter does not fit it.
             RequestError: a parameter is out of its range.
         """
+        _check_input(input_ids)
+        if not _is_count(max_new_tokens):
+            raise RequestError(
+                f"max_new_tokens is {max_new_tokens!r}; give a whole number of at least 1"
+            )
         stop_ids = () if stop_token_ids is None else stop_token_ids
         params = SamplingParams(
             max_tokens=max_new_tokens,
@@ -84,10 +89,6 @@ class DraftModel(dflash.DraftModel):
         if block_size is not None:
             _check_block_size(block_size, self.config.block_size)
             params = replace(params, num_draft_tokens=block_size - 1)
-        if input_ids.ndim != 2 or input_ids.shape[0] != 1:
-            raise RequestError(
-                f"input_ids have shape {list(input_ids.shape)}; give one sequence, [1, prompt]"
-            )
         _check_same_type(self, target)
         check_pair(target, self.config)
         with _own_types_and_devices(target):
@@ -114,15 +115,32 @@ def _own_types_and_devices(target: PreTrainedModel) -> Iterator[None]:
         yield
 
 
+def _check_input(input_ids: object) -> None:
+    remedy = "give one sequence of token ids, [1, prompt], int32 or int64"
+    if not isinstance(input_ids, Tensor):
+        raise RequestError(f"input_ids is {input_ids!r:.60}; {remedy}")
+    # The output is of the same type, so it must have room for every id.
+    if input_ids.dtype not in (torch.int32, torch.int64):
+        raise RequestError(f"input_ids are {input_ids.dtype}; {remedy}")
+    if input_ids.ndim != 2 or input_ids.shape[0] != 1:
+        raise RequestError(f"input_ids have shape {list(input_ids.shape)}; {remedy}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def _check_block_size(block_size: int, trained: int) -> None:
-    if not 1 <= block_size <= trained:
+    if not _is_count(block_size) or block_size > trained:
         raise RequestError(
-            f"block_size is {block_size}; give a number from 1 (plain decoding) to {trained}, "
+            f"block_size is {block_size!r}; give a number from 1 (plain decoding) to {trained}, "
             "the size that the drafter was trained with"
         )
 
 
 def _check_same_type(model: dflash.DraftModel, target: PreTrainedModel) -> None:
+    if not isinstance(target, nn.Module):
+        raise ModelError(f"the target is {target!r:.60}; give a loaded model of transformers")
     own = model.fc.weight
     if own.dtype != target.dtype or own.device != target.device:
         raise ModelError(

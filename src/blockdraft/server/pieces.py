@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from blockdraft.core.errors import BlockdraftError, Refusal, RequestError, RequestTimeout
 from blockdraft.core.receipt import Receipt
-from blockdraft.engine.async_engine import Stream
 from blockdraft.engine.completion import Chunk, Completion, Round
 from blockdraft.engine.samples import Job
+from blockdraft.engine.streams import Stream
 from blockdraft.server.calls import Call
 from blockdraft.server.parts import AnswerParser, AnswerPart, join_parts
 from blockdraft.speculate.verify import TokenLogprobs

@@ -51,10 +51,15 @@ class StepOutput:
         return len(self.proposal)
 
     @property
+    def kept_nodes(self) -> list[int]:
+        """The path of the proposal that the target agreed with, before any cut at a stop."""
+        return self.verdict.nodes if self.proposal else []
+
+    @property
     def num_siblings_kept(self) -> int:
         """Kept nodes that were not the first child of their parent."""
         ranks = self.proposal.tree.ranks
-        return sum(ranks[node] > 0 for node in self.verdict.nodes) if self.proposal else 0
+        return sum(ranks[node] > 0 for node in self.kept_nodes)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -64,14 +69,12 @@ class StepOutput:
     @property
     def kept_sources(self) -> list[str]:
         """Of them those that the target agreed with, before any cut at a stop."""
-        if not self.proposal:
-            return []
-        return [self.proposal.sources[node] for node in self.verdict.nodes]
+        return [self.proposal.sources[node] for node in self.kept_nodes]
 
     @property
     def num_accepted(self) -> int:
         """The depth that the target agreed with, before any cut at a stop."""
-        return self.verdict.num_accepted if self.proposal else 0
+        return len(self.kept_nodes)
 
 
 def commit(

@@ -51,6 +51,7 @@ from blockdraft.core.request import MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, Samplin
         ("stop", "end"),
         ("stop", 5),
         ("stop", (5,)),
+        ("stop", ("\ud800",)),
         ("n", 0),
         ("n", MAX_SAMPLES + 1),
         ("logprobs", MAX_LOGPROBS + 1),
@@ -62,6 +63,22 @@ from blockdraft.core.request import MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, Samplin
 )
 def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=name.split("[")[0]):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("top_p", math.nan, "nan; give a number above 0 and at most 1$"),
+        ("top_p", None, "None; give a number above 0 and at most 1$"),
+        ("temperature", math.inf, "inf; give a finite number of at least 0$"),
+        ("temperature", -1, "-1; give a finite number of at least 0$"),
+        ("logprobs", True, "True; give a whole number from 0 to 20$"),
+        ("max_tokens", 1.5, "1.5; give a whole number of at least 1$"),
+    ],
+)
+def test_the_whole_range_is_said(name: str, value: object, limit: str) -> None:
+    with pytest.raises(RequestError, match=f"^{name} is {limit}"):
         SamplingParams(**{name: value})
 
 

@@ -430,6 +430,9 @@ def test_a_stop_scanner_that_fails_ends_its_request_and_costs_the_others_nothing
         assert found == progress.sequence.output_ids
         logprobs = [entry for output in outputs[key] for entry in output.logprobs]
         assert logprobs == plain[index].logprobs[: len(found)]
+        acceptance = progress.acceptance
+        assert acceptance.num_tokens == max(0, len(found) - 1)
+        assert all(acceptance.accepted[at] <= acceptance.drafted[at] for at in range(5))
         if index == failing:
             assert found == plain[index].token_ids[: after + 1]
             assert progress.sequence.finish_reason == outputs[key][-1].finish_reason == "error"
@@ -437,6 +440,7 @@ def test_a_stop_scanner_that_fails_ends_its_request_and_costs_the_others_nothing
         else:
             assert found == plain[index].token_ids
             assert progress.sequence.finish_reason == "length"
+    assert engine.failures.num_failures == 0
     target.memory.check_integrity()
     assert target.memory.num_available == target.memory.num_pages - 1
 

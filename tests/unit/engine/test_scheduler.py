@@ -222,7 +222,7 @@ def test_nobody_starts_without_room_for_the_whole_prompt() -> None:
     for key, num_prompt in enumerate((70, 2 * PAGE_SIZE, 3)):
         scheduler.add(make_sequence(key, num_prompt=num_prompt, first_id=1000 * key))
     (row,) = scheduler.schedule()
-    assert [s.key for s in scheduler.waiting] == [1, 2]
+    assert list(scheduler.waiting) == [1, 2]
     pages.check_integrity()
     row.sequence.finish_reason = "stop"
     pages.close(0)
@@ -248,7 +248,7 @@ def test_the_youngest_is_preempted_and_is_the_first_to_come_back() -> None:
     assert [row.sequence.key for row in rows] == [0, 1]
     assert released == [2]
     assert scheduler.num_preempted == 1
-    assert [s.key for s in scheduler.waiting] == [2, 3]
+    assert list(scheduler.waiting) == [2, 3]
     assert (youngest.num_cached, youngest.num_output) == (0, 2)
     # Its prompt and its output come back as one prompt, and a token is chosen at the end only.
     oldest.finish_reason = "stop"

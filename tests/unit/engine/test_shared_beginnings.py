@@ -150,7 +150,7 @@ def test_only_who_shares_a_beginning_waits_for_it():
     add(scheduler, 2, range(5000, 5000 + NUM_PROMPT))
     add(scheduler, 3, range(NUM_PROMPT))
     assert set(step(scheduler)) == {0, 2}
-    assert [sequence.key for sequence in scheduler.waiting] == [1, 3]
+    assert list(scheduler.waiting) == [1, 3]
     while scheduler.waiting:
         step(scheduler)
     assert [sequence.key for sequence in scheduler.running] == [0, 2, 1, 3]

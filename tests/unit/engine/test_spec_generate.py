@@ -164,12 +164,26 @@ def test_spec_generate_refuses_what_it_cannot_do():
     for bad in (
         {"block_size": 7},
         {"block_size": 0},
+        {"block_size": "3"},
+        {"block_size": True},
         {"temperature": float("nan")},
         {"stop_token_ids": 0},
     ):
-        with pytest.raises(RequestError):
+        with pytest.raises(RequestError, match=f"^{next(iter(bad))} is"):
             drafter.spec_generate(target, ids, 8, **bad)
-    with pytest.raises(RequestError, match="one sequence"):
-        drafter.spec_generate(target, ids.expand(2, -1), 8)
+    with pytest.raises(RequestError, match=r"^max_new_tokens is 2\.5; "):
+        drafter.spec_generate(target, ids, 2.5)
+    for wrong in (
+        ids.expand(2, -1),
+        ids[0],
+        ids.tolist(),
+        ids.float(),
+        ids > 7,
+        ids.to(torch.uint8),
+    ):
+        with pytest.raises(RequestError, match=r"^input_ids .*; give one sequence"):
+            drafter.spec_generate(target, wrong, 8)
+    with pytest.raises(ModelError, match="the target is 'gpt2'; give a loaded model"):
+        drafter.spec_generate("gpt2", ids, 8)
     with pytest.raises(ModelError, match="make them equal"):
         drafter.float().spec_generate(target, ids, 8)

@@ -277,6 +277,21 @@ def test_a_malformed_receipt_is_refused(llm, changes, reason):
     assert_nothing_left(llm)
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "the receipt is None"),
+        ("{}", "the receipt is '{}'"),
+        ({1: 2, "bogus": 3}, "unknown field 1"),
+        ({"prompt": "a", "params": {1: 2, "bogus": 3}}, "unknown field 1"),
+        ({"environment": {1: 2}}, "environment has the field 1"),
+    ],
+)
+def test_what_is_no_json_object_is_refused(llm, value, reason):
+    with pytest.raises(RequestError, match=reason):
+        llm.verify(value)
+
+
 def test_an_answer_without_room_is_refused(folders, monkeypatch):
     llm = load_llm(folders)
     receipt = Receipt(

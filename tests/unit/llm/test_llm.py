@@ -1,4 +1,6 @@
 import re
+import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -159,6 +161,20 @@ def test_chunks_join_to_the_completions(llm):
             assert sum((chunk.token_ids for chunk in own), ()) == completion.token_ids
             assert [c.completion is None for c in own] == [True] * (len(own) - 1) + [False]
             assert own[-1].completion.token_ids == completion.token_ids
+
+
+def test_the_work_for_a_prompt_does_not_grow_with_their_number(llm):
+    def num_calls_each(num_prompts):
+        calls = Counter()
+        prompts = [[1 + index % 200] for index in range(num_prompts)]
+        sys.setprofile(lambda frame, event, arg: calls.update([event]))
+        try:
+            llm.generate(prompts, params(max_tokens=1))
+        finally:
+            sys.setprofile(None)
+        return calls["call"] / num_prompts
+
+    assert num_calls_each(480) < 1.3 * num_calls_each(48)
 
 
 def test_two_open_streams_do_not_disturb_each_other(llm):

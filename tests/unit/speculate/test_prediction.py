@@ -61,6 +61,16 @@ def test_among_equal_runs_the_nearest_is_taken() -> None:
     assert list(followed([1, 2, 3, 9, 5, 6, 1, 1, 2, 5], text).expected(1)) == [9]
 
 
+def test_an_output_that_repeats_one_token_is_not_searched_for_each_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    run_at = Follower._run_at
+    monkeypatch.setattr(Follower, "_run_at", lambda *given: calls.append(1) or run_at(*given))
+    followed([5] * 500, [5] * 100)
+    assert len(calls) <= 500
+
+
 def test_a_prediction_that_is_over_proposes_nothing() -> None:
     follower = followed([*TEXT, 7, 8, 9])
     assert list(follower.expected(4)) == []

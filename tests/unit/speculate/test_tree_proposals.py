@@ -159,6 +159,14 @@ def test_a_token_beyond_the_most_likely_is_chosen_for_its_noise():
     assert sum(slot.token_ids[0] >= 32 for slot in found) > 15
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300])
+def test_a_temperature_next_to_zero_is_no_reason_for_a_warning(temperature):
+    logits, greedy = random_logits(3), sample_of(temperature=0.0)
+    sampled = sample_of(temperature=temperature, top_k=3, top_p=0.9, min_p=0.1)
+    found, expected = (chosen_slots(logits, one, Guessable(300)) for one in (sampled, greedy))
+    assert [one.token_ids[0] for one in found] == [one.token_ids[0] for one in expected]
+
+
 FILTERS = [{"top_k": 3}, {"top_k": 60}, {"top_p": 0.6}, {"top_p": 0.9}, {"min_p": 0.2}]
 
 

@@ -201,7 +201,7 @@ class TrafficBench:
                     sleep(max(0.0, requests[place].at - now))
                     continue
                 samples.step()
-                for key in [key for key in open_keys if samples.has_news(key)]:
+                for key in samples.with_news:
                     chunk, where = samples.take_chunk(key), open_keys[key]
                     tokens[where] += chunk.token_ids
                     gone = requests[where].gone_after

@@ -62,11 +62,15 @@ class Follower:
         places = self._places.get(token_id, [])
         middle = bisect_left(places, self.place)
         near = places[max(0, middle - _NEAR) : middle + _NEAR]
-        runs = [(self._run_at(place), -abs(place - self.place), place) for place in near]
-        self.run, far, place = max(runs, default=(0, 0, self.place))
-        if self.run == 1 and far < -_NEAR_FOR_ONE:
-            self.run, place = 0, self.place
-        self.place = min(place + 1, len(self.token_ids))
+        run, found = 0, self.place
+        for place in sorted(near, key=lambda place: (abs(place - self.place), -place)):
+            if (own := self._run_at(place)) > run:
+                run, found = own, place
+            if run == MAX_RUN:  # none is longer, as where one token is repeated for ever
+                break
+        if run == 1 and abs(found - self.place) > _NEAR_FOR_ONE:
+            run, found = 0, self.place
+        self.run, self.place = run, min(found + 1, len(self.token_ids))
 
     def _run_at(self, place: int) -> int:
         """How many tokens up to a place equal the last ones written."""

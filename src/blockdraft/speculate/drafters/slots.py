@@ -131,7 +131,8 @@ def _candidates(logits: Tensor, guessable: Guessable) -> tuple[Ids, Noise, Noise
 
 def _survive(values: Noise, totals: Noise, params: SamplingParams) -> NDArray[np.bool_]:
     """Which candidates [slots, n] the filters leave, as far as the candidates alone tell."""
-    ahead = (values - values[:, :1]) / params.temperature
+    with np.errstate(over="ignore"):  # see `tempered`
+        ahead = (values - values[:, :1]) / params.temperature
     survive = np.ones(values.shape, np.bool_)
     if params.top_k:
         survive[:, params.top_k :] = False
