@@ -53,7 +53,8 @@ def measurement(category, num_tokens, plain_s, drafted_s, *, looping=False, iden
     acceptance = stats(*[2] * (num_tokens // 2))
     drafted = TimedOutput(ids, drafted_s, drafted_s / 2, acceptance, 0.0, drafted_s / 8)
     plain = TimedOutput(ids if identical else ids[:-1], plain_s, plain_s / 2, stats(1, 1))
-    return Measurement(BenchPrompt("1", category, "x"), plain, drafted, TimedOutput(ids, 8.0, 4.0))
+    prompt = BenchPrompt("1", category, f"{num_tokens} words")
+    return Measurement(prompt, plain, drafted, TimedOutput(ids, 8.0, 4.0))
 
 
 MEASURED = [

@@ -63,6 +63,7 @@ def outside_figures(rival: Rival, measurements: Sequence["Measurement"]) -> Outs
     theirs = [output.timed for _, output in answered]
     plain = [measurement.plain for measurement, _ in answered]
     drafted = [measurement.drafted for measurement, _ in answered]
+    conversations = [measurement.conversation for measurement, _ in answered]
     told = [output for _, output in answered if output.num_passes]
     passes = sum(output.num_passes or 0 for output in told)
     return OutsideFigures(
@@ -75,8 +76,8 @@ def outside_figures(rival: Rival, measurements: Sequence["Measurement"]) -> Outs
         failures=dict(failures),
         rate=rate_of(theirs) if theirs else None,
         first_token_seconds=measures_of(theirs).first_token_seconds if theirs else None,
-        over_plain=speedup_of(theirs, plain, "plain") if theirs else None,
-        drafted_over=speedup_of(drafted, theirs, rival.name) if theirs else None,
+        over_plain=speedup_of(theirs, plain, "plain", conversations) if theirs else None,
+        drafted_over=speedup_of(drafted, theirs, rival.name, conversations) if theirs else None,
         tokens_per_pass=sum(len(o.timed.token_ids) for o in told) / passes if told else None,
     )
 

@@ -42,6 +42,11 @@ class Measurement:
     turn: int = 1
 
     @property
+    def conversation(self) -> tuple[str, str]:
+        """The same for all turns of a prompt, and for no other; rows of a file may share an id."""
+        return self.prompt.name, self.prompt.text
+
+    @property
     def outputs(self) -> dict[str, tuple[int, ...]]:
         """The tokens of every way that gave some."""
         ours = {"plain": self.plain, "drafted": self.drafted, "transformers": self.transformers}

@@ -56,7 +56,12 @@ def length_of(runs: Runs) -> BreakEvenLength | None:
     if not all(config.ignore_eos for config, _ in runs):
         return None
     found = {
-        config.max_tokens: speedup_of([m.drafted for m in rows], [m.plain for m in rows], "plain")
+        config.max_tokens: speedup_of(
+            [m.drafted for m in rows],
+            [m.plain for m in rows],
+            "plain",
+            [m.conversation for m in rows],
+        )
         for config, rows in runs
     }
     return break_even_length({n: None if one is None else asdict(one) for n, one in found.items()})
