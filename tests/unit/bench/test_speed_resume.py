@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 
 from blockdraft.bench.config import SpeedConfig
+from blockdraft.bench.journal import RowJournal
 from blockdraft.bench.outside.side import Failure, OutsideOutput
 from blockdraft.bench.speed.bench import SpeedBench
 from blockdraft.bench.speed.journal import SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, chosen
-from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, RequestError
+from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, DiskError, RequestError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run
 from tests.tiny import CONTEXT, tiny_drafter_folder, tiny_target_folder
@@ -120,6 +121,15 @@ def test_half_a_row_is_measured_again(arguments, monkeypatch):
     assert run(*arguments).exit_code == 0
     assert written(arguments)["num_resumed"] == 1
     assert [row[:2] for row in taus(written(arguments))] == TURNS
+
+
+def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path):
+    path = tmp_path / "speed.json.part.jsonl"
+    journal = RowJournal(path, {}, "bench speed", dict)
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl, .* the same command goes on"):
+        journal.write({"run": 0})
 
 
 def test_another_command_does_not_go_on(arguments, monkeypatch):
