@@ -12,7 +12,7 @@ import pytest
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.journal import RowJournal
-from blockdraft.bench.outside.side import Failure, OutsideOutput
+from blockdraft.bench.outside.interface import Failure, OutsideOutput
 from blockdraft.bench.speed.bench import SpeedBench
 from blockdraft.bench.speed.journal import SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
