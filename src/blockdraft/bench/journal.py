@@ -107,6 +107,13 @@ def _check_settings(path: Path, first: Row, settings: Mapping[str, Any], command
     found = first.get("settings")
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no journal of {command}; give another --output")
+    then, now = found.get("threads"), settings.get("threads")
+    # Without --threads their number depends on what else runs, so this is nobody's mistake.
+    if then != now and found == {**settings, "threads": then}:
+        raise ConfigError(
+            f"{path} is of a run with --threads {then}, and now there are {now}; give --threads "
+            f"{then}, delete it, or give another --output"
+        )
     other = sorted(key for key in {*found, *settings} if found.get(key) != settings.get(key))
     if other:
         raise ConfigError(

@@ -304,7 +304,7 @@ def _measure(
     from blockdraft.bench.speed.report import accounts_of, json_report
 
     with_ledger = any(config.ledger for config in configs)
-    settings = settings_of([llm_config], [asdict(config) for config in configs], workload)
+    settings = settings_of([llm_config], [llm], list(map(asdict, configs)), workload)
     journal = SpeedJournal(None if with_ledger else journal_path(output), settings)
     num_turns = sum(1 + len(prompt.later) for prompt in workload)
     runs = []

@@ -100,7 +100,8 @@ def pareto(
 
     names = names_of([llm.drafter_folder for llm in llms])
     bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)
-    journal = Journal(journal_path(output), settings_of(configs, asdict(config), chosen))
+    settings = settings_of(configs, llms, asdict(config), chosen)
+    journal = Journal(journal_path(output), settings)
     missing = len(config.concurrency) * config.repeats - len(journal.repeats)
     progress = Progress("pareto", missing, "repeats of all ways")
     measured = bench.run(workload, config, journal, progress.advance)

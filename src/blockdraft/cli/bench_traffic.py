@@ -99,7 +99,7 @@ def traffic(
         traffic_figures,
     )
 
-    settings = settings_of([llm_config], asdict(config), chosen)
+    settings = settings_of([llm_config], [llm], asdict(config), chosen)
     journal = TrafficJournal(journal_path(output), settings)
     asked = draw_requests(config, len(chosen))
     encoded = encode_prompts(llm, chosen, all_params[0])

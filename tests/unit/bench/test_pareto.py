@@ -275,7 +275,8 @@ def test_a_real_pair_and_its_parts_give_equal_outputs(tmp_path):
     pair = ["--target", tiny_target_folder(tmp_path), "--drafter", tiny_drafter_folder(tmp_path)]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the abc of the abc"}\n{"prompt": "b"}\n', encoding="utf-8")
-    arguments = [*pair, "--dtype", "float32", "--prompts", prompts, "--concurrency", "1,2"]
+    arguments = [*pair, "--dtype", "float32", "--threads", 1, "--prompts", prompts]
+    arguments += ["--concurrency", "1,2"]
     arguments += ["--repeats", 1, "--max-tokens", 12, "--parts", "--json"]
     arguments += ["--also-drafter", copytree(pair[3], tmp_path / "other")]
     result = CliRunner().invoke(app, ["bench", "pareto", *map(str, arguments)])

@@ -138,6 +138,7 @@ def arguments(pair, tmp_path):
     prompts.write_text('{"prompt": "the abc"}\n{"prompt": "ab the ab"}\n', encoding="utf-8")
     options = ["bench", "traffic", "--prompts", prompts, "--target", pair[0], "--drafter", pair[1]]
     options += ["--dtype", "float32", "--requests-per-second", 200, "--requests", 8]
+    options += ["--threads", 1]
     return [*options, "--max-tokens", 12, "--output", tmp_path / "traffic.json"]
 
 
