@@ -204,6 +204,15 @@ def test_labels_of_dots_that_lie_together_do_not_cover_each_other():
     assert abs(places[0][0] - places[1][0]) >= 18 or abs(places[0][1] - places[1][1]) >= 11
 
 
+def test_long_names_are_cut_where_they_would_lie_over_others():
+    name = "/home/me/runs/a-long-name-of-a-run-2026/drafter"
+    line = svg.line_plot("t", "x", "y", {name: [svg.Dot(1, 1, "1")], "plain": [svg.Dot(1, 2, "1")]})
+    assert ">/home/me/…a-run-2026/drafter<" in line
+    bars = svg.bar_plot("t", "plain", [svg.Bar(name, 2.0), svg.Bar("36" * 18, 1.0)])
+    assert ">/home/me/run…e-of-a-run-2026/drafter<" in bars
+    assert f">{'36' * 18}<" in bars
+
+
 def test_the_legend_tells_the_temperature_of_each_group():
     runs = {"a": {"sampled_temperature": 1.0}, "b": {"sampled_temperature": 0.7}}
     assert "temperature 1 (group below: 0.7)" in "".join(summary.legend(runs))
