@@ -53,7 +53,8 @@ def measurement(category, num_tokens, plain_s, drafted_s, *, looping=False, iden
     acceptance = stats(*[2] * (num_tokens // 2))
     drafted = TimedOutput(ids, drafted_s, drafted_s / 2, acceptance, 0.0, drafted_s / 8)
     plain = TimedOutput(ids if identical else ids[:-1], plain_s, plain_s / 2, stats(1, 1))
-    return Measurement(BenchPrompt("1", category, "x"), plain, drafted, TimedOutput(ids, 8.0, 4.0))
+    prompt = BenchPrompt("1", category, f"{num_tokens} words")
+    return Measurement(prompt, plain, drafted, TimedOutput(ids, 8.0, 4.0))
 
 
 MEASURED = [
@@ -116,8 +117,8 @@ def break_even_values():
 def pareto_values(monkeypatch, config=PARETO, **options):
     llm = FakeLLM(slowdown=SLOWDOWN, **options).patch_clock(monkeypatch)
     bench = ParetoBench({"drafter": llm}, parts=config.parts)
-    turns = bench.run(PROMPTS, config, Journal(None, {}))
-    return pareto_json(bench, config, turns, 2.0)
+    repeats = bench.run(PROMPTS, config, Journal(None, {}))
+    return pareto_json(bench, config, repeats, 2.0)
 
 
 def traffic_values():
@@ -129,8 +130,8 @@ def traffic_values():
 
     requests = [Request(0.0, 0, 4, 0.0, 1), Request(0.5, 1, 8, 0.7, 2, gone_after=1)]
     config = TrafficConfig(num_requests=2, repeats=2)
-    turns = [{"plain": play(4.0), "adaptive": play(2.0)}] * 2
-    return traffic_json(FakeLLM(), config, requests, ["a1", "a2"], turns)
+    repeats = [{"plain": play(4.0), "adaptive": play(2.0)}] * 2
+    return traffic_json(FakeLLM(), config, requests, ["a1", "a2"], repeats)
 
 
 def plan_values(curve_path):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from blockdraft.bench.measures import bootstrap_band
+from blockdraft.bench.measures import bootstrap_band, summed_by_prompt
 from blockdraft.bench.speed.figures import DEFINITIONS
 
 NAMES = {
@@ -73,11 +73,14 @@ def figures(turns: Sequence[Turn]) -> dict[str, Any]:
     ).reshape(len(turns), 4)
     tokens, seconds, plain_tokens, plain_seconds = rows.sum(axis=0)
     passes = np.array([turn["drafted"]["num_passes"] for turn in turns])
+    conversations = summed_by_prompt(rows, [(turn["category"], turn["id"]) for turn in turns])
     taus = np.array([turn["drafted"]["acceptance_length"] for turn in turns])
     return {
         "tau": round((taus * passes).sum() / passes.sum(), 3),
         "speedup": round(tokens / seconds / (plain_tokens / plain_seconds), 3),
-        "band": [round(end, 3) for end in bootstrap_band(rows)],
+        "band": None
+        if len(conversations) < 2
+        else [round(end, 3) for end in bootstrap_band(conversations)],
     }
 
 

@@ -228,7 +228,8 @@ def main() -> None:
     for llm in llms.values():
         compute_every_prompt(llm.engine)
     # Not the whole `args`: where the result lies changes nothing.
-    settings = settings_of([llm.config for llm in llms.values()], [names, asdict(params)], prompts)
+    configs = [llm.config for llm in llms.values()]
+    settings = settings_of(configs, list(llms.values()), [names, asdict(params)], prompts)
     journal = SpeedJournal(journal_path(args.output), settings)
     rows = measure(llms, prompts, params, journal.part(0))
     again = encode_prompts(llms[PLAIN], prompts, params)[:NUM_COSTED]

@@ -31,8 +31,8 @@ from blockdraft.bench.config import SpeedConfig, warm_up_of
 from blockdraft.bench.decode import encode_prompts, in_turn
 from blockdraft.bench.measures import measures_of, rate_of
 from blockdraft.bench.outside.engines import ENGINES
-from blockdraft.bench.outside.rivals import Rival, started_rivals
-from blockdraft.bench.outside.side import Failure
+from blockdraft.bench.outside.interface import Failure
+from blockdraft.bench.outside.others import OtherEngine, started_engines
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import read_workload
 from blockdraft.core.request import SamplingParams
@@ -114,20 +114,20 @@ def measure(
     path: Path,
     limit: int,
     params: SamplingParams,
-    rivals: Sequence[Rival] = (),
+    others: Sequence[OtherEngine] = (),
 ) -> tuple[dict[str, list[Pair]], dict[str, list[TimedOutput]]]:
-    """Every prompt in every way, plainly and drafted, and by every rival."""
+    """Every prompt in every way, plainly and drafted, and by every other."""
     prompts = read_workload(path)
     prompts = prompts[:: -(-len(prompts) // limit)]
     plain = replace(params, num_draft_tokens=0)
     rows: dict[str, list[Pair]] = {name: [] for name in llms}
-    beside: dict[str, list[TimedOutput]] = {rival.name: [] for rival in rivals}
+    beside: dict[str, list[TimedOutput]] = {other.name: [] for other in others}
     encoded = encode_prompts(next(iter(llms.values())), prompts, params)
     warm_up = warm_up_of(params)
     for llm in llms.values():
         decode(llm, encoded[0], warm_up)
-    for rival in rivals:
-        rival.decode(encoded[0], warm_up.max_tokens)
+    for other in others:
+        other.decode(encoded[0], warm_up.max_tokens)
     for index, prompt_ids in enumerate(encoded):
         for name in in_turn(list(llms), index):
             llm = llms[name]
@@ -135,11 +135,11 @@ def measure(
             for kind in in_turn([0, 1], index):
                 outputs[kind] = decode(llm, prompt_ids, (plain, params)[kind])
             rows[name].append(Pair(*outputs))
-        for rival in rivals:
-            output = rival.decode(prompt_ids, params.max_tokens)
+        for other in others:
+            output = other.decode(prompt_ids, params.max_tokens)
             if isinstance(output, Failure):
-                raise SystemExit(f"{rival.name} {output.reason}")
-            beside[rival.name].append(output.timed)
+                raise SystemExit(f"{other.name} {output.reason}")
+            beside[other.name].append(output.timed)
         print(f"{index + 1} of {len(encoded)} prompts", file=sys.stderr, flush=True)
     return rows, beside
 
@@ -257,8 +257,8 @@ def compare(
     for llm in llms.values():
         compute_every_prompt(llm.engine)
     last = list(ways)[-1]
-    with started_rivals(args.against, llms[last], SpeedConfig()) as rivals:
-        rows, beside = measure(llms, args.prompts, args.limit, params, rivals)
+    with started_engines(args.against, llms[last], SpeedConfig()) as others:
+        rows, beside = measure(llms, args.prompts, args.limit, params, others)
         outside_bytes = children_bytes()
     llms.clear()
     figures = {name: figures_of(rows[name], memory_of(options)) for name, options in ways.items()}

@@ -5,13 +5,14 @@ The first line says what is measured; each further one is a row of the measureme
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from blockdraft.bench.timed_output import TimedOutput
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, DiskError
 from blockdraft.core.files import write_whole
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.measure.acceptance import AcceptanceStats
@@ -44,6 +45,7 @@ class RowJournal(Generic[T]):
 
     Raises:
         ConfigError: the file is of a run with other settings, is damaged, or is no such file.
+        DiskError: it cannot be written.
     """
 
     def __init__(
@@ -70,12 +72,17 @@ class RowJournal(Generic[T]):
                     f"{path} is damaged: {error!r}; delete it and start again"
                 ) from error
         # Without a half line at the end, where the last run was ended.
-        write_whole(path, "\n".join([head, *map(json.dumps, rows)]) + "\n")
+        with _disk_named(path):
+            write_whole(path, "\n".join([head, *map(json.dumps, rows)]) + "\n")
 
     def write(self, row: Row) -> None:
-        """Keep one more."""
+        """Keep one more.
+
+        Raises:
+            DiskError: there is no room for it.
+        """
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
+            with _disk_named(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
     def remove(self) -> None:
@@ -84,10 +91,29 @@ class RowJournal(Generic[T]):
             self._path.unlink(missing_ok=True)
 
 
+@contextmanager
+def _disk_named(path: Path) -> Iterator[None]:
+    """Say which file could not be written; the system's own error may not."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"cannot write {path}, which keeps what was measured: {error.strerror}; make room, and "
+            "the same command goes on"
+        ) from error
+
+
 def _check_settings(path: Path, first: Row, settings: Mapping[str, Any], command: str) -> None:
     found = first.get("settings")
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no journal of {command}; give another --output")
+    then, now = found.get("threads"), settings.get("threads")
+    # Without --threads their number depends on what else runs, so this is nobody's mistake.
+    if then != now and found == {**settings, "threads": then}:
+        raise ConfigError(
+            f"{path} is of a run with --threads {then}, and now there are {now}; give --threads "
+            f"{then}, delete it, or give another --output"
+        )
     other = sorted(key for key in {*found, *settings} if found.get(key) != settings.get(key))
     if other:
         raise ConfigError(

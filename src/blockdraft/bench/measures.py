@@ -27,7 +27,7 @@ MEASURES = {
     "speedup": "tokens_per_second over that of the baseline for the same prompts, end to end",
     "decode_speedup": "decode_tokens_per_second over that of the baseline for the same prompts",
     "band": "95 % bootstrap interval: prompts are drawn again with replacement, each with all its "
-    "outputs of both sides, 2000 times with a fixed seed; none for a single prompt",
+    "turns and outputs of both sides, 2000 times with a fixed seed; none for a single prompt",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
     "tau_micro": "the same as acceptance_length: tokens of all outputs over passes of all outputs",
     "tau_macro": "mean over outputs of the tau of each",
@@ -159,7 +159,8 @@ def speedup_of(
 
     Args:
         prompts: the prompt of each output, for the band; None if each has another. Outputs of one
-            prompt tell the same thing again, whatever their number.
+            prompt tell the same thing again, whatever their number, and the turns of a conversation
+            hang together.
     """
     sides = [
         np.array([_work(sample, decode_only) for sample in side], dtype=np.float64)
@@ -171,7 +172,7 @@ def speedup_of(
         return None
     value = float(_ratio(rows.sum(axis=0)[None])[0])
     if prompts is not None:
-        rows = _summed(rows, prompts)
+        rows = summed_by_prompt(rows, prompts)
     if len(rows) < 2:
         return Speedup(value, baseline, None, None, len(rows))
     low, high = bootstrap_band(rows)
@@ -194,8 +195,8 @@ def bootstrap_band(rows: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _summed(rows: np.ndarray, prompts: Sequence[Hashable]) -> np.ndarray:
-    """One row for each prompt."""
+def summed_by_prompt(rows: np.ndarray, prompts: Sequence[Hashable]) -> np.ndarray:
+    """One row for each prompt, from rows of outputs and the prompt of each."""
     places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
     sums = np.zeros((len(places), rows.shape[1]))
     for prompt, row in zip(prompts, rows, strict=True):

@@ -8,7 +8,8 @@ its measures; `memory`. Loads no model library until a result is described.
 import json
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,27 @@ class Result:
         """On what it was measured, in words."""
         machine = self.values.get("machine")
         if isinstance(machine, Mapping):
-            device = self.values.get("config", {}).get("device", "cpu")
-            where = "" if device == "cpu" else f", {device}"
-            return f"{machine.get('cpu')}, {counted(machine.get('num_cpus', 0), 'core')}{where}"
+            with damage_refused(self):
+                device = self.values.get("config", {}).get("device", "cpu")
+                where = "" if device == "cpu" else f", {device}"
+                return f"{machine.get('cpu')}, {counted(machine.get('num_cpus', 0), 'core')}{where}"
         return str(machine or "an unknown machine")
+
+
+@contextmanager
+def damage_refused(result: Result) -> Iterator[None]:
+    """Around what reads the values of a result, any of which may be missing or of another type.
+
+    Raises:
+        ConfigError: instead of what Python says of such a value.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise ConfigError(
+            f"{result.path} is a result {result.kind!r} that was cut or changed by hand "
+            f"({type(error).__name__}: {error}); measure again"
+        ) from error
 
 
 def read_result(path: Path) -> Result:
@@ -95,7 +113,9 @@ def read_result(path: Path) -> Result:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        # An escape can say half of a character, which no page could be written with.
+        json.dumps(values, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"cannot read {path}: {reason}; give a JSON file that a bench command wrote"

@@ -49,7 +49,7 @@ from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
-    from blockdraft.bench.outside.rivals import Rival
+    from blockdraft.bench.outside.others import OtherEngine
     from blockdraft.bench.speed.report import Runs
     from blockdraft.llm import LLM
 
@@ -298,28 +298,28 @@ def _measure(
     all_params = [config.params for config in configs]
     llm = load_for_prompts(llm_config, workload, all_params, multi_turn=True)
     from blockdraft.bench.journal import journal_path
-    from blockdraft.bench.outside.rivals import started_rivals
+    from blockdraft.bench.outside.others import started_engines
     from blockdraft.bench.speed.bench import SpeedBench
     from blockdraft.bench.speed.journal import SpeedJournal
     from blockdraft.bench.speed.report import accounts_of, json_report
 
     with_ledger = any(config.ledger for config in configs)
-    settings = settings_of([llm_config], [asdict(config) for config in configs], workload)
+    settings = settings_of([llm_config], [llm], list(map(asdict, configs)), workload)
     journal = SpeedJournal(None if with_ledger else journal_path(output), settings)
     num_turns = sum(1 + len(prompt.later) for prompt in workload)
     runs = []
-    with started_rivals(configs[0].against, llm, configs[0]) as rivals:
+    with started_engines(configs[0].against, llm, configs[0]) as others:
         with_transformers = configs[0].with_transformers
-        bench = SpeedBench(llm, with_transformers=with_transformers, rivals=rivals)
+        bench = SpeedBench(llm, with_transformers=with_transformers, others=others)
         for number, config in enumerate(configs):
             size = f", {config.max_tokens} tokens" if config.ignore_eos else ""
             progress = Progress(f"T={config.temperature:g}{size}", num_turns)
             found = bench.run(workload, config, progress.advance, journal.part(number))
             runs.append((config, found))
-    publish(json_report(llm, runs, rivals, journal.num_found), output, as_json=as_json)
+    publish(json_report(llm, runs, others, journal.num_found), output, as_json=as_json)
     journal.remove()
     if not as_json:
-        _show(llm, runs, rivals)
+        _show(llm, runs, others)
     for config, measurements in runs:
         if config.ledger:
             accounts = accounts_of(llm, measurements)
@@ -331,7 +331,7 @@ def _measure(
         raise typer.Exit(NO)
 
 
-def _show(llm: "LLM", runs: "Runs", rivals: Sequence["Rival"]) -> None:
+def _show(llm: "LLM", runs: "Runs", others: Sequence["OtherEngine"]) -> None:
     from rich.console import Console
 
     from blockdraft.bench.outside.figures import failure_lines, outside_figures, outside_table
@@ -349,8 +349,8 @@ def _show(llm: "LLM", runs: "Runs", rivals: Sequence["Rival"]) -> None:
     print(LEGEND)
     if (found := length_of(runs)) is not None:
         print(length_line(found))
-    for _, measurements in runs if rivals else []:
-        figures = [outside_figures(rival, measurements) for rival in rivals]
+    for _, measurements in runs if others else []:
+        figures = [outside_figures(other, measurements) for other in others]
         console.print(outside_table(figures))
         print(*failure_lines(figures), sep="\n")
     for config, measurements in runs:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from blockdraft.cli import options
 from blockdraft.cli.output import check_writable, describe_llm, print_json, write_report
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.fingerprint import sample_files
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.words import counted
 from blockdraft.hub.catalog import display_name
@@ -117,14 +118,30 @@ def publish(report: Mapping[str, Any], output: Path | None, *, as_json: bool) ->
             print_json(report)
 
 
+_WEIGHTS = ("*.safetensors", "*.gguf")
+
+
 def settings_of(
-    configs: Sequence[LLMConfig], options: object, prompts: Sequence[BenchPrompt]
+    configs: Sequence[LLMConfig],
+    llms: Sequence["LLM"],
+    options: object,
+    prompts: Sequence[BenchPrompt],
 ) -> dict[str, Any]:
-    """All that must be the same for a run that was ended to go on, as plain values for JSON."""
+    """All that must be the same for a run that was ended to go on, as plain values for JSON.
+
+    configs: as they were asked for, and the LLM that was loaded for each.
+    """
+    import torch
+
     environment = describe_environment()
     texts = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
+    folders = {folder for llm in llms for folder in (llm.folder, llm.drafter_folder) if folder}
     return {
-        "models": [asdict(one) for one in configs],
+        # How many threads are taken may depend on what else runs.
+        "models": [asdict(replace(one, num_threads=None)) for one in configs],
+        "threads": torch.get_num_threads(),
+        # A folder may hold other weights by now, such as those of another training.
+        "weights": {str(folder): sample_files(folder, _WEIGHTS) for folder in sorted(folders)},
         "options": options,
         "prompts": sha256(texts.encode()).hexdigest(),
         **{name: environment[name] for name in ("git_commit", "versions", "machine")},

@@ -29,7 +29,7 @@ from blockdraft.core.errors import NO, ConfigError
 
 if TYPE_CHECKING:
     from blockdraft.bench.load.pareto import ParetoBench
-    from blockdraft.bench.load.pareto_journal import Turn
+    from blockdraft.bench.load.pareto_journal import Repeat
 
 _PARETO = ParetoConfig()
 
@@ -100,23 +100,23 @@ def pareto(
 
     names = names_of([llm.drafter_folder for llm in llms])
     bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)
-    journal = Journal(journal_path(output), settings_of(configs, asdict(config), chosen))
-    progress = Progress(
-        "pareto", len(config.concurrency) * config.repeats - len(journal.turns), "turns of all ways"
-    )
-    turns = bench.run(workload, config, journal, progress.advance)
+    settings = settings_of(configs, llms, asdict(config), chosen)
+    journal = Journal(journal_path(output), settings)
+    missing = len(config.concurrency) * config.repeats - len(journal.repeats)
+    progress = Progress("pareto", missing, "repeats of all ways")
+    measured = bench.run(workload, config, journal, progress.advance)
     lens = map(len, encode_prompts(bench.llm, chosen, config.params))
-    publish(pareto_json(bench, config, turns, fmean(lens)), output, as_json=as_json)
+    publish(pareto_json(bench, config, measured, fmean(lens)), output, as_json=as_json)
     journal.remove()
     if not as_json:
-        _show(bench, config, turns)
-    reference = turns[0].runs[bench.ways[0].name].outputs
-    runs = [run for turn in turns for run in turn.runs.values()]
+        _show(bench, config, measured)
+    reference = measured[0].runs[bench.ways[0].name].outputs
+    runs = [run for repeat in measured for run in repeat.runs.values()]
     if llm_config.exact and any(run.num_equal(reference) < len(run.samples) for run in runs):
         raise typer.Exit(NO)
 
 
-def _show(bench: "ParetoBench", config: ParetoConfig, turns: Sequence["Turn"]) -> None:
+def _show(bench: "ParetoBench", config: ParetoConfig, repeats: Sequence["Repeat"]) -> None:
     from rich.console import Console
 
     from blockdraft.bench.load import pareto_report as report
@@ -126,11 +126,11 @@ def _show(bench: "ParetoBench", config: ParetoConfig, turns: Sequence["Turn"]) -
     size = requests_of(config.requests_per_point, config.max_tokens)
     console = Console(markup=False)
     print(headline(bench.llm))
-    points = pareto_points(turns)
+    points = pareto_points(repeats)
     for table in report.pareto_tables(f"{how}, {size}", points):
         console.print(table)
     print(*report.crossing_lines(points), sep="\n")
-    equally_fast, equally_much = readings(turns)
+    equally_fast, equally_much = readings(repeats)
     console.print(
         report.reading_table(
             "in total, over plain, where users are equally fast", "per user", equally_fast

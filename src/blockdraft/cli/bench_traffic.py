@@ -99,22 +99,22 @@ def traffic(
         traffic_figures,
     )
 
-    settings = settings_of([llm_config], asdict(config), chosen)
+    settings = settings_of([llm_config], [llm], asdict(config), chosen)
     journal = TrafficJournal(journal_path(output), settings)
     asked = draw_requests(config, len(chosen))
     encoded = encode_prompts(llm, chosen, all_params[0])
-    progress = Progress("traffic", config.repeats - len(journal.turns), "repeats")
-    turns = TrafficBench(llm).run(encoded, asked, config, journal, progress.advance)
+    progress = Progress("traffic", config.repeats - len(journal.repeats), "repeats")
+    measured = TrafficBench(llm).run(encoded, asked, config, journal, progress.advance)
     ids = [prompt.id for prompt in chosen]
-    publish(report.traffic_json(llm, config, asked, ids, turns), output, as_json=as_json)
+    publish(report.traffic_json(llm, config, asked, ids, measured), output, as_json=as_json)
     journal.remove()
-    rows = traffic_figures(turns, asked)
+    rows = traffic_figures(measured, asked)
     if not as_json:
         print(headline(llm))
         title = (
             f"{config.num_requests} requests, {config.requests_per_second:g} per second, of "
             f"{config.min_tokens} to {config.max_tokens} tokens, temperature {temperatures}, "
-            f"{rows[0].num_aborted // len(turns)} given up"
+            f"{rows[0].num_aborted // len(measured)} given up"
         )
         Console(markup=False).print(report.traffic_table(title, rows))
         print(report.TRAFFIC_LEGEND)

@@ -1,6 +1,6 @@
 """How much a proof does. Loads no model library."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from blockdraft.core.errors import ConfigError
@@ -35,12 +35,24 @@ class ProofConfig:
 
     def __post_init__(self) -> None:
         SamplingParams(max_tokens=self.max_tokens, seed=self.seed)
+        if not isinstance(self.one_of_a_kind, bool):
+            raise ConfigError(f"one_of_a_kind is {self.one_of_a_kind!r:.60}; give true or false")
+        for name in (one.name for one in fields(self) if one.name.startswith("num_")):
+            value, least = getattr(self, name), int(name in NEEDED)
+            if type(value) is not int or not least <= value <= MOST:
+                raise ConfigError(
+                    f"{name} is {value!r:.60}; give a whole number from {least} to {MOST:,}"
+                )
         if self.max_tokens < LEAST_TOKENS:
             raise ConfigError(
                 f"max_tokens is {self.max_tokens}; a proof needs {LEAST_TOKENS} at least"
             )
 
 
+NEEDED = ("num_settings", "num_control_cases", "num_draws")
+"""Counts without which nothing would be proven."""
+MOST = 1_000_000
+"""Of any count: days of work."""
 LEAST_TOKENS = 8
 """Shorter outputs have hardly a block that can be rejected."""
 

@@ -17,7 +17,11 @@ from blockdraft.proof.config import ProofConfig
 
 KIND = "blockdraft proof"
 FORMAT = 1
-_NEEDED = ("config", "proof", "hashes", "cases", "threads", "versions", "machine")
+_NEEDED: Mapping[str, type] = {
+    **dict.fromkeys(("config", "proof", "hashes", "versions", "machine"), dict),
+    "cases": list,
+    "threads": int,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
     remedy = "give a file that `blockdraft prove --output FILE` wrote"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}; {remedy}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise ConfigError(f"{path} is no certificate of a proof; {remedy}")
@@ -50,7 +54,20 @@ def read_certificate(path: Path) -> dict[str, Any]:
         )
     if missing := [name for name in _NEEDED if name not in found]:
         raise ConfigError(f"{path} lacks {', '.join(missing)}; {remedy}")
+    # What only the comparison needs would be found damaged after all has been decoded again.
+    kinds = {**_NEEDED, "kernels": dict}
+    odd = [name for name, kind in kinds.items() if not isinstance(found.get(name, kind()), kind)]
+    if not odd and not all(map(_is_case, found["cases"])):
+        odd = ["cases"]
+    if odd:
+        raise ConfigError(f"{path} has damaged {', '.join(odd)}; {remedy}")
     return found
+
+
+def _is_case(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("id"), str):
+        return False
+    return "output" in value and isinstance(value["output"], str | None)
 
 
 def settings_of(certificate: Mapping[str, Any]) -> tuple[LLMConfig, ProofConfig, list[Path]]:
@@ -64,12 +81,18 @@ def settings_of(certificate: Mapping[str, Any]) -> tuple[LLMConfig, ProofConfig,
         # As many threads as ran then, whatever this machine would take.
         pair = pair | {"num_threads": _threads_of(certificate)}
         proof = dict(certificate["proof"])
-        paths = [Path(path) for path in proof.pop("prompts")]
+        paths = _paths(proof.pop("prompts"))
         return LLMConfig(**pair), ProofConfig(**_fields(ProofConfig, proof)), paths
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"the certificate's settings are damaged ({error}); make a new one"
         ) from error
+
+
+def _paths(value: object) -> list[Path]:
+    if not isinstance(value, list):
+        raise TypeError(f"prompts is {value!r:.60}")
+    return [Path(path) for path in value]
 
 
 def _threads_of(certificate: Mapping[str, Any]) -> int:
@@ -89,17 +112,21 @@ def _fields(kind: type[LLMConfig] | type[ProofConfig], values: Mapping[str, Any]
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """What differs between a certificate and its replay, for JSON.
 
-    Outputs are compared of the cases that both have decoded, which are counted.
+    Outputs are compared of the cases that both have decoded, which are counted. One that a whole
+    replay lacks is another output too: its prompt has changed, or is not asked any more.
     """
     outputs = [_outputs(certificate) for certificate in (before, now)]
     both = sorted(outputs[0].keys() & outputs[1].keys())
+    compared = both if now["partial"] else sorted(outputs[0])
     changes = [
         *_changed("machine", before["machine"], now["machine"]),
         *_changed("versions", before["versions"], now["versions"]),
         *_changed("hashes", before["hashes"], now["hashes"]),
         # Certificates of earlier versions do not say which kernels ran.
         *_changed("kernels", before.get("kernels", {}), now["kernels"]),
-        *_changed("outputs", *({case_id: own[case_id] for case_id in both} for own in outputs)),
+        *_changed(
+            "outputs", *({case_id: own.get(case_id) for case_id in compared} for own in outputs)
+        ),
     ]
     return {
         "date": before.get("date"),

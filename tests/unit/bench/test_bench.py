@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -9,7 +10,14 @@ from typer.testing import CliRunner
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.measures import Measures
 from blockdraft.bench.speed.bench import Measurement, SpeedBench
-from blockdraft.bench.speed.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
+from blockdraft.bench.speed.figures import (
+    ALL,
+    DEFINITIONS,
+    WITHOUT_LOOPS,
+    Figures,
+    figures_of,
+    groups_of,
+)
 from blockdraft.bench.speed.report import LEGEND, table
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import (
@@ -49,7 +57,8 @@ def measurement(category, num_tokens, plain_s, drafted_s, *, looping=False, iden
     ids = tuple([1] * num_tokens if looping else range(num_tokens))
     drafted = TimedOutput(ids, drafted_s, drafted_s / 2, stats(*[2] * (num_tokens // 2)))
     plain = TimedOutput(ids if identical else ids[:-1], plain_s, plain_s / 2)
-    return Measurement(BenchPrompt("1", category, "x"), plain, drafted, TimedOutput(ids, 8.0, 4.0))
+    prompt = BenchPrompt("1", category, f"{num_tokens} words")
+    return Measurement(prompt, plain, drafted, TimedOutput(ids, 8.0, 4.0))
 
 
 def test_bundled_prompts_are_four_of_each_kind():
@@ -88,6 +97,18 @@ def test_bad_rows_are_refused(tmp_path, text):
         read_workload(path)
 
 
+def test_turns_of_a_conversation_are_drawn_together():
+    first, second = measurement("chat", 10, 4.0, 1.0), measurement("chat", 20, 4.0, 3.0)
+    other = measurement("chat", 30, 4.0, 2.0)
+    together = replace(second, prompt=first.prompt, turn=2)
+    bands = figures_of([first, together]).speedup_bands
+    assert list(bands) == ["plain", "plain_decode", "transformers"]
+    assert {(band.low, band.num_prompts) for band in bands.values()} == {(None, 1)}
+    three = figures_of([first, together, other])
+    assert (three.num_prompts, three.speedup_bands["plain"].num_prompts) == (3, 2)
+    assert figures_of([first, second, other]).speedup_bands["plain"].num_prompts == 3
+
+
 def test_totals_are_the_headline_and_prompts_give_the_spread():
     groups = groups_of(
         [
@@ -116,7 +137,8 @@ def test_every_definition_is_a_figure():
 
 def test_the_table_fits_80_columns():
     console = Console(width=80, file=io.StringIO())
-    straight = [measurement("rewriting", 10, 0.04, 0.01)] * 16
+    one = measurement("rewriting", 10, 0.04, 0.01)
+    straight = [replace(one, prompt=replace(one.prompt, id=str(n))) for n in range(16)]
     console.print(table("title", groups_of(straight)))
     text = console.file.getvalue()
     assert "4.00-4.00" in text

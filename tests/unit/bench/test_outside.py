@@ -17,13 +17,13 @@ import pytest
 from typer.testing import CliRunner
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.outside import engines, environments, rivals
-from blockdraft.bench.outside.endpoint import EndpointSide
+from blockdraft.bench.outside import engines, environments, others
+from blockdraft.bench.outside.endpoint import EndpointEngine
 from blockdraft.bench.outside.engines import ENGINES, OutsideEngine, parse_against
 from blockdraft.bench.outside.figures import failure_lines, outside_figures
+from blockdraft.bench.outside.interface import EngineFailed, Failure, PromptFailed
+from blockdraft.bench.outside.others import started_engines
 from blockdraft.bench.outside.process import EngineProcess
-from blockdraft.bench.outside.rivals import started_rivals
-from blockdraft.bench.outside.side import EngineFailed, Failure, PromptFailed
 from blockdraft.bench.speed.bench import SpeedBench
 from blockdraft.bench.speed.report import json_report
 from blockdraft.bench.workload import BUNDLED, read_workload
@@ -89,11 +89,11 @@ def wait_for_state(pid, *states):
     raise AssertionError(f"{pid} is in state {state}, not in {states}")
 
 
-def measure(llm, names, start=rivals.start_side, num_prompts=3, **changes):
+def measure(llm, names, start=others.start_engine, num_prompts=3, **changes):
     config = SpeedConfig(max_tokens=8, with_transformers=False, against=tuple(names), **changes)
     prompts = read_workload(BUNDLED)[:num_prompts]
-    with started_rivals(names, llm, config, start) as found:
-        bench = SpeedBench(llm, with_transformers=False, rivals=found)
+    with started_engines(names, llm, config, start) as found:
+        bench = SpeedBench(llm, with_transformers=False, others=found)
         measurements = bench.run(prompts, config)
     return found, measurements, json_report(llm, [(config, measurements)], found)["runs"][0]
 
@@ -208,23 +208,25 @@ def test_failures_stand_in_the_result(llm):
     assert outside["refuses"]["failures"] == {"too long": 1}
     assert outside["missing"]["reason"] == "cannot be installed: no such package"
     assert outside["missing"]["rate"] is None
-    lines = failure_lines([outside_figures(rival, measurements) for rival in found])
+    lines = failure_lines([outside_figures(other, measurements) for other in found])
     assert "refuses, 1 of 3 prompts: too long" in lines
     assert any(line.startswith("missing, 3 of 3 prompts: not asked") for line in lines)
     dead = run["prompts"][2]["outside"]["dies"]
     assert dead["reason"].startswith("not asked: died")
-    assert all(rival.side is None or rival.side._process.returncode is not None for rival in found)
+    assert all(
+        other.engine is None or other.engine._process.returncode is not None for other in found
+    )
     json.dumps(run)
 
 
 class Altered:
     """Another token at the fourth place of each output."""
 
-    def __init__(self, side):
-        self._side, self.close, self.versions = side, side.close, side.versions
+    def __init__(self, engine):
+        self._engine, self.close, self.versions = engine, engine.close, engine.versions
 
     def decode(self, prompt_ids, max_tokens):
-        output = self._side.decode(prompt_ids, max_tokens)
+        output = self._engine.decode(prompt_ids, max_tokens)
         ids = list(output.timed.token_ids)
         ids[3] += 1
         return replace(output, timed=replace(output.timed, token_ids=tuple(ids)))
@@ -236,8 +238,8 @@ def test_transformers_in_a_process_gives_our_tokens(llm, pair):
 
     def start(name, llm, config):
         if name == "altered":
-            return Altered(rivals.start_side("transformers-lookup", llm, config))
-        return rivals.start_side(name, llm, config)
+            return Altered(others.start_engine("transformers-lookup", llm, config))
+        return others.start_engine(name, llm, config)
 
     names = ["transformers", "transformers-assisted", "altered"]
     _, measurements, run = measure(llm, names, start, assistant=pair[0])
@@ -356,18 +358,18 @@ def test_llama_cpp_takes_and_returns_token_ids(tmp_path):
 
 
 def test_llama_cpp_reads_the_file_that_the_target_is(llm, tmp_path, monkeypatch):
-    assert rivals.settings_of(ENGINES["llama.cpp"], llm, SpeedConfig())["gguf"] is None
+    assert others.settings_of(ENGINES["llama.cpp"], llm, SpeedConfig())["gguf"] is None
     monkeypatch.setattr("blockdraft.hub.prepare.cache_dir", lambda: tmp_path)
     path = tmp_path / "tiny.gguf"
     write_gguf(path)
     as_it_is = LLM(str(path), None, dtype="float32")
-    settings = rivals.settings_of(ENGINES["llama.cpp"], as_it_is, SpeedConfig())
+    settings = others.settings_of(ENGINES["llama.cpp"], as_it_is, SpeedConfig())
     assert settings["gguf"] == str(path)
 
 
 def test_an_engine_that_takes_our_drafter_needs_one():
     with pytest.raises(EngineFailed, match="there is no drafter; name one with --drafter"):
-        rivals.settings_of(ENGINES["vllm-dflash"], FakeLLM(drafter_folder=None), SpeedConfig())
+        others.settings_of(ENGINES["vllm-dflash"], FakeLLM(drafter_folder=None), SpeedConfig())
 
 
 def test_our_own_server_by_url_gives_our_tokens(llm, pair):
@@ -429,15 +431,15 @@ def event(**choice):
 )
 def test_a_server_that_fails_says_why(llm, lines, status, kind, words):
     with server_of(lines, status) as url:
-        side = EndpointSide(url, None, llm.tokenizer, answer_seconds=5.0)
+        engine = EndpointEngine(url, None, llm.tokenizer, answer_seconds=5.0)
         with pytest.raises(kind, match=words):
-            side.decode([1, 2], 4)
+            engine.decode([1, 2], 4)
 
 
 def test_a_server_without_token_ids_is_read_by_its_text(llm):
     with server_of([event(text="ab"), event(text="c"), "data: [DONE]"]) as url:
-        side = EndpointSide(url, None, llm.tokenizer, answer_seconds=5.0)
-        assert side.decode([1], 4).timed.token_ids == tuple(llm.tokenizer.encode("abc"))
+        engine = EndpointEngine(url, None, llm.tokenizer, answer_seconds=5.0)
+        assert engine.decode([1], 4).timed.token_ids == tuple(llm.tokenizer.encode("abc"))
 
 
 def test_a_server_that_lists_no_models_is_a_reason(llm):

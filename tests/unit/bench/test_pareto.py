@@ -79,10 +79,10 @@ def test_every_way_has_its_turn_and_parts_learn_for_themselves(llm):
     asked = []
     real = llm.generate
     llm.generate = lambda prompts, params: asked.append(params.drafters) or real(prompts, params)
-    turns = bench.run(PROMPTS, config, Journal(None, {}))
+    repeats = bench.run(PROMPTS, config, Journal(None, {}))
     assert [way.name for way in bench.ways] == ["plain", "drafter", "dflash alone", "lookup alone"]
     assert asked == [None, None, ("dflash",), ("lookup",)] * 2
-    assert list(turns[0].runs) == [way.name for way in bench.ways]
+    assert list(repeats[0].runs) == [way.name for way in bench.ways]
     learned = {id(decoder._learned) for decoder, _ in bench.sides[1:]}
     assert len(learned) == 3
 
@@ -90,9 +90,9 @@ def test_every_way_has_its_turn_and_parts_learn_for_themselves(llm):
 def test_several_drafters_are_compared_in_one_run(monkeypatch, llm):
     other = FakeLLM(slowdown=0.0)
     monkeypatch.setattr(decode, "perf_counter", lambda: llm.now + other.now)
-    turns = ParetoBench({"one": llm, "two": other}).run(PROMPTS, PARETO, Journal(None, {}))
-    assert list(turns[0].runs) == ["plain", "one", "two"]
-    at_four = {p.way: p for p in pareto_points(turns) if p.concurrency == 4}
+    repeats = ParetoBench({"one": llm, "two": other}).run(PROMPTS, PARETO, Journal(None, {}))
+    assert list(repeats[0].runs) == ["plain", "one", "two"]
+    at_four = {p.way: p for p in pareto_points(repeats) if p.concurrency == 4}
     assert at_four["two"].throughput.median > at_four["one"].throughput.median
     assert all(point.num_identical == point.num_outputs for point in at_four.values())
 
@@ -118,8 +118,8 @@ def test_from_where_on_a_way_is_no_faster(speedups, limit):
 
 
 def test_figures_of_a_point(llm):
-    turns = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {}))
-    points = {(point.way, point.concurrency): point for point in pareto_points(turns)}
+    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {}))
+    points = {(point.way, point.concurrency): point for point in pareto_points(repeats)}
     # Two sets of two requests, each 0.5 s and 40 tokens at 0.1 s, 10 % slower by the neighbor.
     plain = points["plain", 2]
     assert plain.throughput.median == pytest.approx(4 * 41 / (2 * 4.5 * 1.1))
@@ -139,8 +139,8 @@ def test_figures_of_a_point(llm):
 
 def test_readings_are_ratios_at_the_levels_of_plain_decoding(llm):
     config = replace(PARETO, concurrency=(1, 2, 3, 4), num_requests=12)
-    turns = ParetoBench({"drafter": llm}).run(PROMPTS, config, Journal(None, {}))
-    equally_fast, equally_much = readings(turns)
+    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, config, Journal(None, {}))
+    equally_fast, equally_much = readings(repeats)
     assert [row.plain_concurrency for row in equally_fast] == [1, 2, 3, 4]
     # 10 tokens per second per user plainly; drafted they are 25, 15.6, 11.4 and 8.9.
     row = equally_fast[0]
@@ -158,14 +158,14 @@ def test_readings_are_ratios_at_the_levels_of_plain_decoding(llm):
 
 def test_single_tokens_have_no_speed_to_compare(llm):
     """As where every answer ends at once."""
-    turns = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {}))
+    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {}))
 
-    def ended(turn):
-        plain = turn.runs["plain"]
+    def ended(repeat):
+        plain = repeat.runs["plain"]
         cut = [replace(one, token_ids=(1,), decode_seconds=0.0) for one in plain.samples]
-        return replace(turn, runs=dict.fromkeys(turn.runs, replace(plain, samples=tuple(cut))))
+        return replace(repeat, runs=dict.fromkeys(repeat.runs, replace(plain, samples=tuple(cut))))
 
-    equally_fast, equally_much = readings(list(map(ended, turns)))
+    equally_fast, equally_much = readings(list(map(ended, repeats)))
     assert all(row.ratio.median >= 1 for row in equally_fast)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(reading_table("title", "in total", equally_much))
@@ -181,13 +181,13 @@ def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
     assert len(kept) == 1 + 3 * 2
     path.write_text("".join(kept[:4]) + kept[4][:100], encoding="utf-8")  # ended while writing
     journal = Journal(path, settings)
-    assert list(journal.turns) == [(1, 0), (1, 1), (2, 0)]
+    assert list(journal.repeats) == [(1, 0), (1, 1), (2, 0)]
     llm.calls.clear()
     again = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, journal)
     assert {at_once for _, at_once, _, _ in llm.calls} == {2, 4}
     assert pareto_points(again)[0] == pareto_points(whole)[0]
-    first = [(turn.concurrency, turn.repeat) for turn in again]
-    assert first == [(turn.concurrency, turn.repeat) for turn in whole]
+    first = [(repeat.concurrency, repeat.number) for repeat in again]
+    assert first == [(repeat.concurrency, repeat.number) for repeat in whole]
     assert again[0].runs["drafter"].samples == whole[0].runs["drafter"].samples
     assert len(path.read_text(encoding="utf-8").splitlines()) == len(kept)
     journal.remove()
@@ -275,7 +275,8 @@ def test_a_real_pair_and_its_parts_give_equal_outputs(tmp_path):
     pair = ["--target", tiny_target_folder(tmp_path), "--drafter", tiny_drafter_folder(tmp_path)]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the abc of the abc"}\n{"prompt": "b"}\n', encoding="utf-8")
-    arguments = [*pair, "--dtype", "float32", "--prompts", prompts, "--concurrency", "1,2"]
+    arguments = [*pair, "--dtype", "float32", "--threads", 1, "--prompts", prompts]
+    arguments += ["--concurrency", "1,2"]
     arguments += ["--repeats", 1, "--max-tokens", 12, "--parts", "--json"]
     arguments += ["--also-drafter", copytree(pair[3], tmp_path / "other")]
     result = CliRunner().invoke(app, ["bench", "pareto", *map(str, arguments)])
@@ -306,15 +307,15 @@ def test_ways_are_called_as_short_as_tells_them_apart():
 
 def test_the_tables_fit_80_columns(llm):
     config = ParetoConfig(concurrency=(1, 32), num_requests=4, repeats=2, max_tokens=41)
-    turns = ParetoBench({"smollm2-135m-dflash": llm}).run(PROMPTS, config, Journal(None, {}))
+    repeats = ParetoBench({"smollm2-135m-dflash": llm}).run(PROMPTS, config, Journal(None, {}))
     points = [
         replace(point, throughput=Spread(1234.0, 1200.0, 1299.0), num_outputs=96, num_identical=96)
-        for point in pareto_points(turns)
+        for point in pareto_points(repeats)
     ]
     console = Console(width=80, record=True, file=io.StringIO())
     for table in pareto_tables("title", points):
         console.print(table)
-    console.print(reading_table("title", "per user", readings(turns)[0]))
+    console.print(reading_table("title", "per user", readings(repeats)[0]))
     text = console.export_text()
     assert "…" not in text
     assert "1200-1299" in text

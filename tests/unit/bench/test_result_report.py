@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -11,6 +12,9 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
+from blockdraft.bench.plan.queueing import Goal
+from blockdraft.bench.plan.replicas import make_plan
+from blockdraft.bench.plan.traffic import steady_traffic
 from blockdraft.bench.report import summary, svg
 from blockdraft.bench.report.changes import figures_of
 from blockdraft.bench.report.documents import documents, render_page, section_markdown, sections_of
@@ -27,6 +31,7 @@ from blockdraft.bench.report.sections import section_of
 from blockdraft.bench.result import KINDS, Result, machines_of, read_result, read_results
 from blockdraft.bench.tables import three_digits
 from blockdraft.cli.main import app
+from blockdraft.core.errors import ConfigError
 from tests.bench_results import write_all
 
 ROOT = Path(__file__).parents[3]
@@ -199,6 +204,15 @@ def test_labels_of_dots_that_lie_together_do_not_cover_each_other():
     assert abs(places[0][0] - places[1][0]) >= 18 or abs(places[0][1] - places[1][1]) >= 11
 
 
+def test_long_names_are_cut_where_they_would_lie_over_others():
+    name = "/home/me/runs/a-long-name-of-a-run-2026/drafter"
+    line = svg.line_plot("t", "x", "y", {name: [svg.Dot(1, 1, "1")], "plain": [svg.Dot(1, 2, "1")]})
+    assert ">/home/me/…a-run-2026/drafter<" in line
+    bars = svg.bar_plot("t", "plain", [svg.Bar(name, 2.0), svg.Bar("36" * 18, 1.0)])
+    assert ">/home/me/run…e-of-a-run-2026/drafter<" in bars
+    assert f">{'36' * 18}<" in bars
+
+
 def test_the_legend_tells_the_temperature_of_each_group():
     runs = {"a": {"sampled_temperature": 1.0}, "b": {"sampled_temperature": 0.7}}
     assert "temperature 1 (group below: 0.7)" in "".join(summary.legend(runs))
@@ -322,6 +336,8 @@ def test_every_kind_can_be_compared(folder, kind):
     ("text", "reason"),
     [
         ("{", "cannot read"),
+        ("[" * 100_000, "cannot read"),
+        ('{"result": "speed", "command": ["\\ud800"]}', "cannot read"),
         ("[]", "says not which result it is"),
         ("{}", "says not which result it is; give files that --output"),
         ('{"result": "poem"}', "is a result 'poem'"),
@@ -339,6 +355,44 @@ def test_what_is_no_result_is_refused(tmp_path, text, reason):
     assert result.exit_code == 2
     assert reason in result.stderr
     assert "bad.json" in result.stderr
+
+
+def places_in(values, depth=6):
+    """The keys that lead to each value, the first of each list only."""
+    entries = values.items() if isinstance(values, dict) else enumerate(values[:1])
+    for key, value in entries:
+        yield (key,)
+        if depth and isinstance(value, dict | list):
+            yield from ((key, *rest) for rest in places_in(value, depth - 1))
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_any_damaged_value_is_refused_or_shown(written, kind):
+    whole = read_result(written / f"{kind}.json")
+    for number, (*path, last) in enumerate(places_in(whole.values)):
+        damages = (None, "x", [1], {"a": 1}, 0)
+        values = copy.deepcopy(whole.values)
+        place = values
+        for key in path:
+            place = place[key]
+        place[last] = damages[number % len(damages)]
+        damaged = replace(whole, values=values)
+        for results, earlier in (([damaged], [whole]), ([whole], [damaged])):
+            with suppress(ConfigError):
+                sections = sections_of(results, earlier)
+                render_page(sections, results)
+
+
+def test_a_damaged_curve_gives_no_plan(written):
+    whole = read_result(written / "pareto.json")
+    traffic, goal = steady_traffic(1.0, 20.0, None), Goal(token_seconds=10.0)
+    for key in ("mean_running", "speedup_over_plain", "measures", "way"):
+        for damage in (None, "x", [1]):
+            values = copy.deepcopy(whole.values)
+            for point in values["points"]:
+                point[key] = damage
+            with pytest.raises(ConfigError):
+                make_plan(replace(whole, values=values), traffic, goal, None)
 
 
 def test_an_empty_folder_is_refused(tmp_path):

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from blockdraft.bench.outside.side import Failure, OutsideOutput
+from blockdraft.bench.outside.interface import Failure, OutsideOutput
 from blockdraft.bench.scores.scores import given_number, right_number, score_lines, scores_of
 from blockdraft.bench.speed.bench import Measurement
 from blockdraft.bench.timed_output import TimedOutput

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.outside.side import Failure, OutsideOutput
+from blockdraft.bench.journal import RowJournal
+from blockdraft.bench.outside.interface import Failure, OutsideOutput
 from blockdraft.bench.speed.bench import SpeedBench
 from blockdraft.bench.speed.journal import SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, chosen
-from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, RequestError
+from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, DiskError, RequestError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run
 from tests.tiny import CONTEXT, tiny_drafter_folder, tiny_target_folder
@@ -46,6 +48,7 @@ def arguments(pair, tmp_path):
     prompts.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     options = ["bench", "speed", "--prompts", prompts, "--target", pair[0], "--drafter", pair[1]]
     options += ["--dtype", "float32", "--max-tokens", 8, "--no-transformers", "--whole-blocks"]
+    options += ["--threads", 1]
     return [*options, "--output", tmp_path / "speed.json"]
 
 
@@ -120,6 +123,33 @@ def test_half_a_row_is_measured_again(arguments, monkeypatch):
     assert run(*arguments).exit_code == 0
     assert written(arguments)["num_resumed"] == 1
     assert [row[:2] for row in taus(written(arguments))] == TURNS
+
+
+def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path):
+    path = tmp_path / "speed.json.part.jsonl"
+    journal = RowJournal(path, {}, "bench speed", dict)
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl, .* the same command goes on"):
+        journal.write({"run": 0})
+
+
+def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, pair):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2)
+        run(*arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.get_num_threads", lambda: 2)
+        said = refusal(*arguments)
+    assert "is of a run with --threads 1, and now there are 2; give --threads 1, delete it" in said
+    weights = Path(pair[1]) / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    try:
+        said = refusal(*arguments)
+    finally:
+        weights.write_bytes(before)
+    assert "another weights, which cannot be gone on with" in said
 
 
 def test_another_command_does_not_go_on(arguments, monkeypatch):

@@ -96,13 +96,13 @@ def test_requests_wait_for_their_time_and_for_a_place(llm, monkeypatch):
 def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
     prompts = [llm.tokenizer.encode(text) for text in ("the abc", "ab the ab", "!")]
     requests = draw_requests(replace(CONFIG, abort_share=0.5), 3)
-    turns = TrafficBench(llm).run(prompts, requests, CONFIG, TrafficJournal(None, {}))
-    assert [list(turn) for turn in turns] == [["plain", "adaptive"]] * 2
+    repeats = TrafficBench(llm).run(prompts, requests, CONFIG, TrafficJournal(None, {}))
+    assert [list(repeat) for repeat in repeats] == [["plain", "adaptive"]] * 2
     assert not llm.engine.progress, "what was given up is forgotten"
-    plain, drafted = traffic_figures(turns, requests)
+    plain, drafted = traffic_figures(repeats, requests)
     assert plain.num_outputs == drafted.num_outputs == drafted.num_identical == 24
     assert 0 < plain.num_aborted == drafted.num_aborted < 24
-    for request, answer in zip(requests, turns[0]["adaptive"].answers, strict=True):
+    for request, answer in zip(requests, repeats[0]["adaptive"].answers, strict=True):
         if answer.timed is None:
             assert len(answer.token_ids) == request.gone_after
         else:
@@ -114,19 +114,21 @@ def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
     assert drafted.measures.num_outputs == 24 - drafted.num_aborted
     assert drafted.measures.share_equal == 1.0
     assert drafted.measures.speedup.low is not None
-    whole = {r.prompt for r, a in zip(requests, turns[0]["plain"].answers, strict=True) if a.timed}
+    whole = {
+        r.prompt for r, a in zip(requests, repeats[0]["plain"].answers, strict=True) if a.timed
+    }
     assert drafted.measures.speedup.num_prompts == len(whole) <= 3
 
 
 def test_a_different_output_is_counted(llm):
     ids = [llm.tokenizer.encode("the abc")]
     requests = [Request(0.0, 0, 4, 0.0, 0), Request(0.0, 0, 4, 0.0, 0, gone_after=2)]
-    (turn,) = TrafficBench(llm).run(
+    (repeat,) = TrafficBench(llm).run(
         ids, requests, replace(CONFIG, repeats=1), TrafficJournal(None, {})
     )
-    whole, part = turn["adaptive"].answers
+    whole, part = repeat["adaptive"].answers
     wrong = Play(1.0, (whole, Answer((part.token_ids[0] + 1, *part.token_ids[1:]), None)))
-    _, drafted = traffic_figures([{"plain": turn["plain"], "adaptive": wrong}], requests)
+    _, drafted = traffic_figures([{"plain": repeat["plain"], "adaptive": wrong}], requests)
     assert (drafted.num_identical, drafted.num_outputs) == (1, 2)
 
 
@@ -136,6 +138,7 @@ def arguments(pair, tmp_path):
     prompts.write_text('{"prompt": "the abc"}\n{"prompt": "ab the ab"}\n', encoding="utf-8")
     options = ["bench", "traffic", "--prompts", prompts, "--target", pair[0], "--drafter", pair[1]]
     options += ["--dtype", "float32", "--requests-per-second", 200, "--requests", 8]
+    options += ["--threads", 1]
     return [*options, "--max-tokens", 12, "--output", tmp_path / "traffic.json"]
 
 

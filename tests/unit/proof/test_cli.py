@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -16,14 +16,17 @@ from typer.testing import CliRunner
 from blockdraft.cli import prove as command
 from blockdraft.cli.main import app
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import DISK_FAILED, INTERRUPTED
+from blockdraft.core.errors import DISK_FAILED, INTERRUPTED, BlockdraftError, ConfigError
 from blockdraft.kernels.cpu.backend import NativeBackend
 from blockdraft.kernels.cpu.build import COMPILE_FLAGS
 from blockdraft.kernels.cpu.library import library
 from blockdraft.proof import faults
+from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.controls import CONTROLS
 from blockdraft.proof.page import make_page
 from blockdraft.proof.prove import Proof
+from blockdraft.proof.replay import compare, read_certificate, settings_of
+from blockdraft.proof.summary import sections
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 CORPUS = [
@@ -262,10 +265,64 @@ def test_a_users_prompts_are_proven_too(pair, tmp_path):
     assert "prompt mine-1: " in refusal("--quick", *pair, "--prompts", path)
 
 
+def a_certificate(**changed):
+    """What a replay reads of a certificate."""
+    needed = ("hashes", "versions", "machine", "kernels")
+    return {
+        "kind": "blockdraft proof",
+        "format": 1,
+        "threads": 1,
+        "config": asdict(LLMConfig()),
+        "proof": asdict(ProofConfig()) | {"prompts": []},
+        "cases": [{"id": "a/greedy", "output": "1"}, {"id": "b/greedy", "output": "2"}],
+        **{name: {} for name in needed},
+        **changed,
+    }
+
+
+@pytest.mark.parametrize("name", ["hashes", "versions", "machine", "kernels", "cases", "threads"])
+@pytest.mark.parametrize("value", [None, "x", [1], [{"id": "a"}], [{"id": 1, "output": "2"}]])
+def test_a_damaged_certificate_is_refused_before_it_is_replayed(tmp_path, name, value):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(a_certificate(**{name: value})), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"has damaged {name}"):
+        read_certificate(path)
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 2.5, []])
+@pytest.mark.parametrize("name", [one.name for one in fields(ProofConfig)] + ["prompts"])
+def test_damaged_settings_are_not_replayed(name, value):
+    if (name, value) in (("prompts", []), ("seed", None)):
+        return  # no prompts of the user's, and a seed that is drawn
+    certificate = a_certificate()
+    certificate["proof"][name] = value
+    with pytest.raises(BlockdraftError):
+        settings_of(certificate)
+
+
+def test_a_replay_that_lacks_cases_does_not_pass():
+    before, whole = a_certificate(), a_certificate(partial=False)
+    lines = _lines_of_replay(compare(before, whole))
+    assert lines == [("outputs", "2 of 2 cases compared, 0 with another output", "ok")]
+    fewer = whole | {"cases": whole["cases"][:1]}
+    found = compare(before, fewer)
+    assert [(change["name"], change["now"]) for change in found["changes"]] == [("b/greedy", None)]
+    assert _lines_of_replay(found)[0][2] == "failed"
+    assert _lines_of_replay(compare(before, fewer | {"partial": True}))[0][2] == "note"
+    assert _lines_of_replay(compare(before | {"cases": []}, whole))[0][2] == "note"
+
+
+def _lines_of_replay(replay):
+    checks = ("checks", "draft_context", "controls", "distribution", "transformers")
+    certificate = {"config": {"exact": True}, **{name: [] for name in checks}, "replay": replay}
+    return [(line.name, line.found, line.mark) for line in sections(certificate)[0].lines]
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         ("{", "cannot read"),
+        ("[" * 100_000, "cannot read"),
         ("[]", "is no certificate"),
         ('{"kind": "blockdraft proof", "format": 9}', "format 9"),
         ('{"kind": "blockdraft proof", "format": 1}', "lacks config"),
@@ -279,10 +336,7 @@ def test_what_is_no_certificate_is_not_replayed(tmp_path, content, reason):
 
 def test_a_proof_on_more_cores_is_replayed_on_as_many(tmp_path):
     path = tmp_path / "c.json"
-    needed = ("config", "proof", "hashes", "cases", "versions", "machine")
-    certificate = {"kind": "blockdraft proof", "format": 1, **{name: {} for name in needed}}
-    certificate |= {"threads": 9999, "config": asdict(LLMConfig())}
-    path.write_text(json.dumps(certificate), encoding="utf-8")
+    path.write_text(json.dumps(a_certificate(threads=9999)), encoding="utf-8")
     line = refusal("--replay", path)
     assert "made with 9999 threads, and this process may use" in line
     assert "replay it where there are 9999" in line

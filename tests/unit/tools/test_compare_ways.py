@@ -21,7 +21,7 @@ def arguments(tmp_path):
     drafter = f"drafter={tiny_drafter_folder(tmp_path)},adaptive=false,lookup=false"
     options = ["--way", f"chain: {drafter},num_draft_tokens=3,draft_depth=3"]
     options += ["--way", f"tree: {drafter},num_draft_tokens=7,draft_depth=3"]
-    options += ["--plain", f"target={tiny_target_folder(tmp_path)},dtype=float32"]
+    options += ["--plain", f"target={tiny_target_folder(tmp_path)},dtype=float32,num_threads=1"]
     options += ["--prompts", str(prompts), "--limit", "5", "--max-tokens", "8"]
     return [*options, "--output", str(tmp_path / "ways.json")]
 

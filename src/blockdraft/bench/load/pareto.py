@@ -22,7 +22,7 @@ from blockdraft.bench.decode import (
     run_in_turns,
 )
 from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
-from blockdraft.bench.load.pareto_journal import Journal, Turn
+from blockdraft.bench.load.pareto_journal import Journal, Repeat
 from blockdraft.bench.measures import (
     MEASURES,
     OUTPUT_MEASURES,
@@ -124,8 +124,8 @@ class ParetoBench:
         prompts: Sequence[BenchPrompt],
         config: ParetoConfig,
         journal: Journal,
-        on_progress: Callable[[Turn], None] = lambda turn: None,
-    ) -> list[Turn]:
+        on_progress: Callable[[Repeat], None] = lambda repeat: None,
+    ) -> list[Repeat]:
         """Measure what the journal lacks; returns all, in order.
 
         Raises:
@@ -135,16 +135,16 @@ class ParetoBench:
         encoded = encode_prompts(self.llm, chosen, config.params)
         names = tuple(prompt.name for prompt in chosen)
         for concurrency in config.concurrency:
-            missing = [r for r in range(config.repeats) if (concurrency, r) not in journal.turns]
+            missing = [n for n in range(config.repeats) if (concurrency, n) not in journal.repeats]
             for decoder, way in self.sides if missing else ():
                 decoder.warm_up(encoded, config.params, way, concurrency)
-            for repeat in missing:
-                runs = run_in_turns(self.sides, encoded, config.params, concurrency, first=repeat)
+            for number in missing:
+                runs = run_in_turns(self.sides, encoded, config.params, concurrency, first=number)
                 by_name = {way.name: run for way, run in runs.items()}
-                turn = Turn(concurrency, repeat, names, by_name)
-                journal.add(turn)
-                on_progress(turn)
-        return [journal.turns[c, r] for c in config.concurrency for r in range(config.repeats)]
+                repeat = Repeat(concurrency, number, names, by_name)
+                journal.add(repeat)
+                on_progress(repeat)
+        return [journal.repeats[c, n] for c in config.concurrency for n in range(config.repeats)]
 
 
 def names_of(folders: Sequence[Path | None]) -> list[str]:
@@ -157,23 +157,24 @@ def names_of(folders: Sequence[Path | None]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(Path(d)) for d in drafters]
 
 
-def pareto_points(turns: Sequence[Turn]) -> list[ParetoPoint]:
+def pareto_points(repeats: Sequence[Repeat]) -> list[ParetoPoint]:
     """By way, and of each by requests at once."""
-    reference = turns[0].runs[PLAIN.name].outputs
-    groups = grouped(turns, lambda turn: turn.concurrency)
+    reference = repeats[0].runs[PLAIN.name].outputs
+    groups = grouped(repeats, lambda repeat: repeat.concurrency)
     return [
         _point(way, concurrency, group, reference)
-        for way in turns[0].runs
+        for way in repeats[0].runs
         for concurrency, group in groups.items()
     ]
 
 
 def _point(
-    way: str, concurrency: int, group: Sequence[Turn], reference: Sequence[tuple[int, ...]]
+    way: str, concurrency: int, group: Sequence[Repeat], reference: Sequence[tuple[int, ...]]
 ) -> ParetoPoint:
-    runs, plain = [turn.runs[way] for turn in group], [turn.runs[PLAIN.name] for turn in group]
+    runs = [repeat.runs[way] for repeat in group]
+    plain = [repeat.runs[PLAIN.name] for repeat in group]
     samples, plain_samples = _samples(runs), _samples(plain)
-    prompts = [prompt for turn in group for prompt in turn.prompts]
+    prompts = [prompt for repeat in group for prompt in repeat.prompts]
     return ParetoPoint(
         way=way,
         concurrency=concurrency,
@@ -195,34 +196,34 @@ def _samples(runs: Sequence[Run]) -> list[TimedOutput]:
     return [sample for run in runs for sample in run.samples]
 
 
-def readings(turns: Sequence[Turn]) -> tuple[list[CurveReading], list[CurveReading]]:
+def readings(repeats: Sequence[Repeat]) -> tuple[list[CurveReading], list[CurveReading]]:
     """Throughput at equal interactivity, and interactivity at equal throughput."""
     return (
-        list(_read(turns, throughput_at, "interactivity", "throughput")),
-        list(_read(turns, interactivity_at, "throughput", "interactivity")),
+        list(_read(repeats, throughput_at, "interactivity", "throughput")),
+        list(_read(repeats, interactivity_at, "throughput", "interactivity")),
     )
 
 
 def _read(
-    turns: Sequence[Turn], read: Callable[[Curve, float], Reading], level: str, value: str
+    repeats: Sequence[Repeat], read: Callable[[Curve, float], Reading], level: str, value: str
 ) -> Iterator[CurveReading]:
-    repeats = grouped(turns, lambda turn: turn.repeat)
-    for way in turns[0].runs:
+    curves = list(grouped(repeats, lambda repeat: repeat.number).values())
+    for way in repeats[0].runs:
         if way == PLAIN.name:
             continue
-        for index, turn in enumerate(repeats[turns[0].repeat]):
+        for index, point in enumerate(curves[0]):
             levels, found, over = [], [], []
-            for group in repeats.values():
-                plain = _curve_point(group[index].runs[PLAIN.name])
+            for points in curves:
+                plain = _curve_point(points[index].runs[PLAIN.name])
                 levels.append(getattr(plain, level))
-                curve = [_curve_point(one.runs[way]) for one in group]
+                curve = [_curve_point(one.runs[way]) for one in points]
                 found.append(read(curve, levels[-1]))
                 over.append(getattr(plain, value))
             outside = sorted({one.outside for one in found if one.outside is not None})
             values = [one.value for one in found if one.value is not None]
             yield CurveReading(
                 way=way,
-                plain_concurrency=turn.concurrency,
+                plain_concurrency=point.concurrency,
                 level=spread_of(levels).median,
                 ratio=ratios(values, over) if all(over) and not outside else None,
                 outside=" and ".join(outside) or None,

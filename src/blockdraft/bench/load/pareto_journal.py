@@ -10,47 +10,47 @@ from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A run of each way, by its name, over the same requests, at one point.
+class Repeat:
+    """A repeat of a point: a run of each way, by its name, over the same requests.
 
-    prompts: the name of each request's prompt.
+    number: from 0. prompts: the name of each request's prompt.
     """
 
     concurrency: int
-    repeat: int
+    number: int
     prompts: tuple[str, ...]
     runs: Mapping[str, Run]
 
 
-class Journal(RowJournal[Turn]):
-    """The turns that are done, by concurrency and repeat; see RowJournal."""
+class Journal(RowJournal[Repeat]):
+    """The repeats that are done, by concurrency and number; see RowJournal."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        super().__init__(path, settings, "bench pareto", _read_turn)
-        self.turns = {(turn.concurrency, turn.repeat): turn for turn in self.found}
+        super().__init__(path, settings, "bench pareto", _read_repeat)
+        self.repeats = {(repeat.concurrency, repeat.number): repeat for repeat in self.found}
 
-    def add(self, turn: Turn) -> None:
+    def add(self, repeat: Repeat) -> None:
         """Keep one more."""
-        self.turns[turn.concurrency, turn.repeat] = turn
-        self.write(_turn_row(turn))
+        self.repeats[repeat.concurrency, repeat.number] = repeat
+        self.write(_repeat_row(repeat))
 
 
-def _turn_row(turn: Turn) -> Row:
+def _repeat_row(repeat: Repeat) -> Row:
     return {
-        "concurrency": turn.concurrency,
-        "repeat": turn.repeat,
-        "prompts": turn.prompts,
+        "concurrency": repeat.concurrency,
+        "repeat": repeat.number,
+        "prompts": repeat.prompts,
         "runs": {
             way: {
                 "wall_seconds": run.wall_seconds,
                 "samples": [sample_row(sample) for sample in run.samples],
             }
-            for way, run in turn.runs.items()
+            for way, run in repeat.runs.items()
         },
     }
 
 
-def _read_turn(row: Row) -> Turn:
+def _read_repeat(row: Row) -> Repeat:
     runs = {
         way: Run(
             samples=tuple(read_sample(sample) for sample in run["samples"]),
@@ -58,4 +58,4 @@ def _read_turn(row: Row) -> Turn:
         )
         for way, run in row["runs"].items()
     }
-    return Turn(row["concurrency"], row["repeat"], tuple(row["prompts"]), runs)
+    return Repeat(row["concurrency"], row["repeat"], tuple(row["prompts"]), runs)

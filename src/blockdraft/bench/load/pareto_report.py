@@ -18,7 +18,7 @@ from blockdraft.bench.load.pareto import (
     pareto_points,
     readings,
 )
-from blockdraft.bench.load.pareto_journal import Turn
+from blockdraft.bench.load.pareto_journal import Repeat
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.core.grouping import grouped
@@ -36,11 +36,11 @@ its users are where it gives as much in total; over plain decoding."""
 def pareto_json(
     bench: ParetoBench,
     config: ParetoConfig,
-    turns: Sequence[Turn],
+    repeats: Sequence[Repeat],
     prompt_len: float,
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result, and to plan by it."""
-    at_interactivity, at_throughput = readings(turns)
+    at_interactivity, at_throughput = readings(repeats)
     folders = {
         way.name: None if way == PLAIN else decoder.llm.drafter_folder
         for decoder, way in bench.sides
@@ -51,23 +51,23 @@ def pareto_json(
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
         "mean_prompt_tokens": prompt_len,
         "mean_output_tokens": fmean(
-            len(ids) for turn in turns for ids in turn.runs[PLAIN.name].outputs
+            len(ids) for repeat in repeats for ids in repeat.runs[PLAIN.name].outputs
         ),
         "ways": [asdict(way) | {"drafter": drafters[way.name]} for way in bench.ways],
-        "points": [asdict(point) for point in pareto_points(turns)],
+        "points": [asdict(point) for point in pareto_points(repeats)],
         "at_equal_interactivity": [asdict(reading) for reading in at_interactivity],
         "at_equal_throughput": [asdict(reading) for reading in at_throughput],
         "runs": [
             {
-                "concurrency": turn.concurrency,
-                "repeat": turn.repeat,
+                "concurrency": repeat.concurrency,
+                "repeat": repeat.number,
                 "way": way,
                 "wall_seconds": run.wall_seconds,
                 "throughput": run.tokens_per_second,
                 "interactivity": run.tokens_per_second_per_user,
             }
-            for turn in turns
-            for way, run in turn.runs.items()
+            for repeat in repeats
+            for way, run in repeat.runs.items()
         ],
     }
 

@@ -86,7 +86,7 @@ class Play:
         return sum(len(answer.token_ids) for answer in self.answers) / self.wall_seconds
 
 
-Turn = Mapping[str, Play]
+Repeat = Mapping[str, Play]
 """By the name of the way."""
 
 
@@ -103,17 +103,17 @@ def draw_requests(config: TrafficConfig, num_prompts: int) -> list[Request]:
     return requests
 
 
-class TrafficJournal(RowJournal[Turn]):
+class TrafficJournal(RowJournal[Repeat]):
     """The repeats that are done; see RowJournal."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        super().__init__(path, settings, "bench traffic", _read_turn)
-        self.turns = list(self.found)
+        super().__init__(path, settings, "bench traffic", _read_repeat)
+        self.repeats = list(self.found)
 
-    def add(self, turn: Turn) -> None:
+    def add(self, repeat: Repeat) -> None:
         """Keep one more."""
-        self.turns.append(turn)
-        self.write({name: _play_row(play) for name, play in turn.items()})
+        self.repeats.append(repeat)
+        self.write({name: _play_row(play) for name, play in repeat.items()})
 
 
 def _play_row(play: Play) -> Row:
@@ -127,7 +127,7 @@ def _play_row(play: Play) -> Row:
     return {"wall_seconds": play.wall_seconds, "answers": answers}
 
 
-def _read_turn(row: Row) -> Turn:
+def _read_repeat(row: Row) -> Repeat:
     return {
         name: Play(
             play["wall_seconds"],
@@ -159,8 +159,8 @@ class TrafficBench:
         requests: Sequence[Request],
         config: TrafficConfig,
         journal: TrafficJournal,
-        on_progress: Callable[[Turn], None] = lambda turn: None,
-    ) -> list[Turn]:
+        on_progress: Callable[[Repeat], None] = lambda repeat: None,
+    ) -> list[Repeat]:
         """Play the traffic on each side in turns, after a warm-up; not what the journal holds.
 
         Raises:
@@ -168,14 +168,14 @@ class TrafficBench:
         """
         for way in self.ways:
             self._decoder.warm_up(prompts, config.params[0], way, config.concurrency)
-        for repeat in range(len(journal.turns), config.repeats):
+        for repeat in range(len(journal.repeats), config.repeats):
             played = {
                 way.name: self._play(way, prompts, requests, config.concurrency)
                 for way in in_turn(self.ways, repeat)
             }
             journal.add({way.name: played[way.name] for way in self.ways})
             on_progress(played)
-        return journal.turns
+        return journal.repeats
 
     def _play(
         self, way: Way, prompts: Sequence[list[int]], requests: Sequence[Request], most: int
@@ -237,14 +237,14 @@ class TrafficFigures:
     without_loops: Measures | None
 
 
-def traffic_figures(turns: Sequence[Turn], requests: Sequence[Request]) -> list[TrafficFigures]:
+def traffic_figures(repeats: Sequence[Repeat], requests: Sequence[Request]) -> list[TrafficFigures]:
     """Of each way, by which the requests were answered."""
-    return [_figures(name, turns, requests) for name in turns[0]]
+    return [_figures(name, repeats, requests) for name in repeats[0]]
 
 
-def _figures(name: str, turns: Sequence[Turn], requests: Sequence[Request]) -> TrafficFigures:
-    plays = [turn[name] for turn in turns]
-    plain = [turn[PLAIN.name] for turn in turns]
+def _figures(name: str, repeats: Sequence[Repeat], requests: Sequence[Request]) -> TrafficFigures:
+    plays = [repeat[name] for repeat in repeats]
+    plain = [repeat[PLAIN.name] for repeat in repeats]
     answers = [answer for play in plays for answer in play.answers]
     pairs = list(zip(answers, (one for play in plain for one in play.answers), strict=True))
     # Equal outputs are given up in the same place; where they differ, one side may lack a time.

@@ -9,9 +9,9 @@ from rich.table import Table
 from blockdraft.bench.config import TrafficConfig
 from blockdraft.bench.load.traffic import (
     TRAFFIC_DEFINITIONS,
+    Repeat,
     Request,
     TrafficFigures,
-    Turn,
     traffic_figures,
 )
 from blockdraft.bench.measures import Percentiles
@@ -33,19 +33,19 @@ def traffic_json(
     config: TrafficConfig,
     requests: Sequence[Request],
     ids: Sequence[str],
-    turns: Sequence[Turn],
+    repeats: Sequence[Repeat],
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result; `ids` are those of the prompts."""
     return {
         **describe_result("traffic", llm, TRAFFIC_DEFINITIONS),
         "bench": asdict(config),
-        "figures": [asdict(row) for row in traffic_figures(turns, requests)],
+        "figures": [asdict(row) for row in traffic_figures(repeats, requests)],
         "requests": _describe_requests(requests, ids),
-        "repeats": _describe_turns(turns),
+        "repeats": _describe_repeats(repeats),
     }
 
 
-def _describe_turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+def _describe_repeats(repeats: Sequence[Repeat]) -> list[dict[str, Any]]:
     return [
         {
             name: {
@@ -59,9 +59,9 @@ def _describe_turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
                     for answer in play.answers
                 ],
             }
-            for name, play in turn.items()
+            for name, play in repeat.items()
         }
-        for turn in turns
+        for repeat in repeats
     ]
 
 

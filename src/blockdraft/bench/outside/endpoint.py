@@ -1,16 +1,16 @@
-"""A server with OpenAI's routes as a side of a comparison."""
+"""A server with OpenAI's routes as an engine to compare with."""
 
 from collections.abc import Mapping
 from time import perf_counter
 
-from blockdraft.bench.outside.side import EngineFailed, OutsideOutput, PromptFailed
+from blockdraft.bench.outside.interface import EngineFailed, OutsideOutput, PromptFailed
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError, NetworkError
 from blockdraft.data.endpoint_answers import Endpoint, Refused
 from blockdraft.text.tokenizer import Tokenizer
 
 
-class EndpointSide:
+class EndpointEngine:
     """A server; its answers are streamed and timed here, network included.
 
     Where it returns no token ids, those of its text are taken, which may be others than it chose.

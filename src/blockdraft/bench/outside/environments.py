@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from blockdraft.bench.outside.engines import OutsideEngine
-from blockdraft.bench.outside.side import EngineFailed
+from blockdraft.bench.outside.interface import EngineFailed
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.core.files import folder_lock
 from blockdraft.hub.cache_dir import cache_dir

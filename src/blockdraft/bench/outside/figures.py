@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from blockdraft.bench.measures import Percentiles, Rate, Speedup, measures_of, rate_of, speedup_of
-from blockdraft.bench.outside.rivals import Rival
-from blockdraft.bench.outside.side import Failure, OutsideOutput
+from blockdraft.bench.outside.interface import Failure, OutsideOutput
+from blockdraft.bench.outside.others import OtherEngine
 from blockdraft.bench.tables import empty_table, speedup_cell
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ class OutsideFigures:
     tokens_per_pass: float | None
 
 
-def outside_figures(rival: Rival, measurements: Sequence["Measurement"]) -> OutsideFigures:
+def outside_figures(other: OtherEngine, measurements: Sequence["Measurement"]) -> OutsideFigures:
     """Of one engine, over at least one measurement."""
     answered: list[tuple[Measurement, OutsideOutput]] = []
     failures: Counter[str] = Counter()
     for measurement in measurements:
-        found = measurement.outside[rival.name]
+        found = measurement.outside[other.name]
         if isinstance(found, Failure):
             failures[found.reason] += 1
         else:
@@ -63,20 +63,21 @@ def outside_figures(rival: Rival, measurements: Sequence["Measurement"]) -> Outs
     theirs = [output.timed for _, output in answered]
     plain = [measurement.plain for measurement, _ in answered]
     drafted = [measurement.drafted for measurement, _ in answered]
+    conversations = [measurement.conversation for measurement, _ in answered]
     told = [output for _, output in answered if output.num_passes]
     passes = sum(output.num_passes or 0 for output in told)
     return OutsideFigures(
-        name=rival.name,
-        versions=rival.versions,
-        reason=rival.reason,
+        name=other.name,
+        versions=other.versions,
+        reason=other.reason,
         num_prompts=len(measurements),
         num_answered=len(answered),
         num_equal=sum(a.token_ids == b.token_ids for a, b in zip(theirs, plain, strict=True)),
         failures=dict(failures),
         rate=rate_of(theirs) if theirs else None,
         first_token_seconds=measures_of(theirs).first_token_seconds if theirs else None,
-        over_plain=speedup_of(theirs, plain, "plain") if theirs else None,
-        drafted_over=speedup_of(drafted, theirs, rival.name) if theirs else None,
+        over_plain=speedup_of(theirs, plain, "plain", conversations) if theirs else None,
+        drafted_over=speedup_of(drafted, theirs, other.name, conversations) if theirs else None,
         tokens_per_pass=sum(len(o.timed.token_ids) for o in told) / passes if told else None,
     )
 

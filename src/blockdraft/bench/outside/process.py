@@ -12,7 +12,7 @@ from threading import Thread
 from time import perf_counter, sleep
 from typing import Any
 
-from blockdraft.bench.outside.side import EngineFailed, OutsideOutput, PromptFailed
+from blockdraft.bench.outside.interface import EngineFailed, OutsideOutput, PromptFailed
 from blockdraft.bench.timed_output import TimedOutput
 
 START_SECONDS = 1200.0

@@ -16,7 +16,7 @@ from blockdraft.bench.plan.queueing import (
 )
 from blockdraft.bench.plan.simulation import Arrival, poisson_arrivals, simulated_load
 from blockdraft.bench.plan.traffic import Traffic
-from blockdraft.bench.result import Result, need
+from blockdraft.bench.result import Result, damage_refused, need
 from blockdraft.core.errors import ConfigError
 
 PLAIN = "plain"
@@ -48,10 +48,10 @@ def services_of(result: Result, prompt_len: float | None = None) -> dict[str, Se
         raise ConfigError(
             f"{result.path} is a result {result.kind!r}; give one that bench pareto wrote"
         )
-    scale = 1.0 if prompt_len is None else prompt_len / need(result, "mean_prompt_tokens")
     points: dict[str, dict[float, ServicePoint]] = {}
-    for point in need(result, "points"):
-        try:
+    with damage_refused(result):
+        scale = 1.0 if prompt_len is None else prompt_len / need(result, "mean_prompt_tokens")
+        for point in need(result, "points"):
             measures = point["measures"]
             if measures["seconds_per_token"] is None:
                 raise ConfigError(
@@ -59,15 +59,11 @@ def services_of(result: Result, prompt_len: float | None = None) -> dict[str, Se
                     "with a larger --max-tokens"
                 )
             service = ServicePoint(
-                num_running=point["mean_running"],
+                num_running=float(point["mean_running"]),
                 prompt_seconds=scale * measures["prompt_seconds"]["mean"],
                 token_seconds=1 / measures["decode_tokens_per_second"],
             )
             points.setdefault(point["way"], {})[service.num_running] = service
-        except (KeyError, TypeError, ZeroDivisionError) as error:
-            raise ConfigError(
-                f"{result.path} has a damaged point ({error!r}); measure again"
-            ) from error
     if PLAIN not in points:
         raise ConfigError(
             f"{result.path} lacks the baseline, plain decoding; measure with bench pareto"
@@ -79,18 +75,22 @@ def services_of(result: Result, prompt_len: float | None = None) -> dict[str, Se
 
 def mean_output(result: Result) -> float:
     """Tokens of an output of plain decoding, as the curve was measured."""
-    return float(need(result, "mean_output_tokens"))
+    with damage_refused(result):
+        return float(need(result, "mean_output_tokens"))
 
 
 def points_of(result: Result, way: str) -> dict[int, Mapping[str, Any]]:
     """The measured points of a way, by requests at once."""
-    return {point["concurrency"]: point for point in need(result, "points") if point["way"] == way}
+    with damage_refused(result):
+        points = need(result, "points")
+        return {point["concurrency"]: point for point in points if point["way"] == way}
 
 
 def off_from(result: Result, way: str) -> int | None:
     """Requests at once from which on a way was nowhere faster than plain decoding, by medians."""
     points = points_of(result, way)
-    return no_faster_from({n: one["speedup_over_plain"]["median"] for n, one in points.items()})
+    with damage_refused(result):
+        return no_faster_from({n: one["speedup_over_plain"]["median"] for n, one in points.items()})
 
 
 def make_plan(result: Result, traffic: Traffic, goal: Goal, price: float | None) -> list[PlanRow]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockdraft.bench.report.section import Grid, Section
-from blockdraft.bench.result import Result, machines_of, need
+from blockdraft.bench.result import Result, damage_refused, machines_of, need
 from blockdraft.core.errors import ConfigError
 
 
@@ -63,20 +63,21 @@ def change_section(results: Sequence[Result], earlier: Sequence[Result]) -> Sect
 
 def _other_options(result: Result, before: Result) -> list[str]:
     """The options of the measurement that are not the same, of those that both results have."""
-    now, then = _options(result.values), _options(before.values)
+    now, then = _options(result), _options(before)
     return sorted(name for name in now.keys() & then.keys() if now[name] != then[name])
 
 
-def _options(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _options(result: Result) -> dict[str, list[Any]]:
     """Each with its values, of which several runs of a command may have several."""
-    runs = values.get("runs")
-    configs = [values.get("bench"), values.get("config_of_requests")]
-    configs += [run.get("config") for run in runs] if isinstance(runs, list) else []
-    found: dict[str, list[Any]] = {}
-    for config in configs:
-        for name, value in (config or {}).items():
-            if value not in found.setdefault(name, []):
-                found[name].append(value)
+    values, found = result.values, dict[str, list[Any]]()
+    with damage_refused(result):
+        runs = values.get("runs")
+        configs = [values.get("bench"), values.get("config_of_requests")]
+        configs += [run.get("config") for run in runs] if isinstance(runs, list) else []
+        for config in configs:
+            for name, value in (config or {}).items():
+                if value not in found.setdefault(name, []):
+                    found[name].append(value)
     return found
 
 
@@ -114,12 +115,11 @@ def figures_of(result: Result) -> list[Figure]:
     Raises:
         ConfigError: the result lacks them.
     """
-    try:
-        return list(_FIGURES[result.kind](result))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{result.path} was cut or changed by hand ({error!r}); measure again"
-        ) from error
+    with damage_refused(result):
+        figures = list(_FIGURES[result.kind](result))
+        for figure in figures:
+            str(figure)  # a value of another type is refused here, where its file is known
+    return figures
 
 
 def _of_summary(result: Result) -> Iterator[Figure]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from blockdraft.bench.report.section import Grid, Section, without_repeats
 from blockdraft.bench.report.speed_sections import speedup_and_tau
-from blockdraft.bench.result import Result, need
+from blockdraft.bench.result import Result, damage_refused, need
 
 SETS = ("GSM8K", "MATH-500", "AIME25", "HumanEval", "MBPP", "LiveCodeBench", "MT-Bench")
 """The paper's seven sets of prompts, in its order."""
@@ -133,7 +133,10 @@ def set_of(name: str) -> str | None:
 
 def published_section(results: Sequence[Result]) -> Section:
     """Figures of others, below one's own of the same sets."""
-    rows = [row for result in results for row in _own_rows(result)]
+    rows = []
+    for result in results:
+        with damage_refused(result):
+            rows += _own_rows(result)
     rows += [
         [
             f"published: {one.method}, {one.target}",

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 
 from blockdraft.bench.report import load_sections, speed_sections, summary
 from blockdraft.bench.report.section import Section, without_repeats
-from blockdraft.bench.result import Result
-from blockdraft.core.errors import ConfigError
+from blockdraft.bench.result import Result, damage_refused
 
 _SECTIONS: Mapping[str, Callable[[Result], Section]] = {
     "summary": summary.summary_section,
@@ -27,20 +26,15 @@ def section_of(result: Result) -> Section:
     Raises:
         ConfigError: it lacks what its kind has, such as the baseline.
     """
-    try:
+    with damage_refused(result):
         made = _SECTIONS[result.kind](result)
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{result.path} is a result {result.kind!r} that was cut or changed by hand "
-            f"({type(error).__name__}: {error}); measure again"
-        ) from error
-    return Section(
-        title=f"{result.name}: {made.title}",
-        facts=[*_origin(result), *made.facts],
-        grids=[without_repeats(grid) for grid in made.grids],
-        plots=made.plots,
-        definitions=result.values.get("definitions", {}),
-    )
+        return Section(
+            title=f"{result.name}: {made.title}",
+            facts=[*_origin(result), *made.facts],
+            grids=[without_repeats(grid) for grid in made.grids],
+            plots=made.plots,
+            definitions=dict(result.values.get("definitions", {})),
+        )
 
 
 def _origin(result: Result) -> list[str]:

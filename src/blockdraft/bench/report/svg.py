@@ -77,7 +77,7 @@ def line_plot(
     parts = [words(20, 24, title, weight="bold")]
     for index, name in enumerate(lines):
         left, down = LEFT + 225 * (index % 3), 48 + 20 * (index // 3)
-        parts += [_marker(index, left + 6, down - 4), words(left + 18, down, name)]
+        parts += [_marker(index, left + 6, down - 4), words(left + 18, down, _cut(name, 28))]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x, y = x_of(share * right), y_of(share * top)
         parts += [
@@ -121,7 +121,7 @@ def bar_plot(title: str, baseline: str, bars: Sequence[Bar]) -> str:
         y = 44 + step * index
         end = bar.value if bar.high is None else bar.high
         parts += [
-            words(left - 12, y + 13, bar.name, anchor="end"),
+            words(left - 12, y + 13, _cut(bar.name, 36), anchor="end"),
             f'<rect class="way-0" x="{left}" y="{y}" width="{x_of(bar.value) - left:.1f}" '
             f'height="16" color="{COLORS[0]}" fill="currentColor"/>',
             words(max(x_of(end), x_of(1.0)) + 6, y + 13, f"{bar.value:.2f}x"),
@@ -168,6 +168,17 @@ def _marker(index: int, x: float, y: float) -> str:
         f'<path class="way-{index % len(COLORS)}" d="{shapes[index % 3]}" '
         f'color="{COLORS[index % len(COLORS)]}" fill="currentColor"/>'
     )
+
+
+def _cut(name: str, most: int) -> str:
+    """At most so many characters: a longer one would lie over its neighbors or leave the plot.
+
+    The ends of paths tell more than their beginnings.
+    """
+    if len(name) <= most:
+        return name
+    head = most // 3
+    return f"{name[:head]}…{name[head + 1 - most :]}"
 
 
 def _free_place(x: float, y: float, taken: Sequence[tuple[float, float]]) -> tuple[float, float]:

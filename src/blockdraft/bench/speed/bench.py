@@ -7,8 +7,8 @@ from functools import partial
 
 from blockdraft.bench.config import SpeedConfig, warm_up_of
 from blockdraft.bench.decode import check_drafts, encode_prompt, encode_prompts, in_turn
-from blockdraft.bench.outside.rivals import Rival
-from blockdraft.bench.outside.side import Failure, OutsideOutput
+from blockdraft.bench.outside.interface import Failure, OutsideOutput
+from blockdraft.bench.outside.others import OtherEngine
 from blockdraft.bench.speed.journal import Decoded, Part, Samples, SpeedJournal
 from blockdraft.bench.speed.stock import StockGenerator
 from blockdraft.bench.timed_output import TimedOutput, timed_output
@@ -42,6 +42,11 @@ class Measurement:
     turn: int = 1
 
     @property
+    def conversation(self) -> tuple[str, str]:
+        """The same for all turns of a prompt, and for no other; rows of a file may share an id."""
+        return self.prompt.name, self.prompt.text
+
+    @property
     def outputs(self) -> dict[str, tuple[int, ...]]:
         """The tokens of every way that gave some."""
         ours = {"plain": self.plain, "drafted": self.drafted, "transformers": self.transformers}
@@ -67,15 +72,15 @@ class Measurement:
 class SpeedBench:
     """Measures one pair; the transformers model is loaded once, for all runs.
 
-    rivals: other engines that were started, which take turns with ours.
+    others: other engines that were started, which take turns with ours.
     """
 
     def __init__(
-        self, llm: LLM, *, with_transformers: bool = True, rivals: Sequence[Rival] = ()
+        self, llm: LLM, *, with_transformers: bool = True, others: Sequence[OtherEngine] = ()
     ) -> None:
         check_drafts(llm)
         compute_every_prompt(llm.engine)
-        self.llm, self.rivals = llm, rivals
+        self.llm, self.others = llm, others
         self._stock = StockGenerator(llm) if with_transformers else None
 
     def run(
@@ -87,7 +92,7 @@ class SpeedBench:
     ) -> list[Measurement]:
         """Measure every turn of every prompt, after a warm-up of every way with the first.
 
-        A later turn follows the answers of plain decoding, on every side. What the journal holds is
+        A later turn follows the answers of plain decoding, in every way. What the journal holds is
         not measured again.
 
         Raises:
@@ -128,8 +133,8 @@ class SpeedBench:
         ways: dict[str, Decode] = {"plain": self._plain, "drafted": self._drafted}
         if self._stock is not None and config.with_transformers:
             ways["transformers"] = self._stock.run
-        for rival in self.rivals:
-            ways[_OUTSIDE + rival.name] = partial(_ask, rival)
+        for other in self.others:
+            ways[_OUTSIDE + other.name] = partial(_ask, other)
         return ways
 
     def _plain(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
@@ -148,8 +153,10 @@ def _named(prompt: BenchPrompt, turn: int) -> Iterator[None]:
         raise AnswerFailed(f"prompt {prompt.id}, turn {turn}: {error}") from error
 
 
-def _ask(rival: Rival, prompt_ids: list[int], params: SamplingParams) -> OutsideOutput | Failure:
-    return rival.decode(prompt_ids, params.max_tokens)
+def _ask(
+    other: OtherEngine, prompt_ids: list[int], params: SamplingParams
+) -> OutsideOutput | Failure:
+    return other.decode(prompt_ids, params.max_tokens)
 
 
 def _measurement(

@@ -18,7 +18,8 @@ from blockdraft.bench.speed.bench import Measurement
 from blockdraft.core.grouping import grouped
 
 DEFINITIONS = {
-    "num_prompts": "turns of prompts; the turns of a conversation count one by one",
+    "num_prompts": "turns of prompts; the turns of a conversation count one by one, but are drawn "
+    "together for the bands",
     "speedup_over_plain": "drafted tokens_per_second over that of our own plain decoding",
     "speedup_over_transformers": "drafted tokens_per_second over that of transformers' generate, "
     "stock attention",
@@ -65,10 +66,11 @@ def figures_of(measurements: Sequence[Measurement]) -> Figures:
     """Figures over at least one measurement."""
     plain_samples = [m.plain for m in measurements]
     drafted_samples = [m.drafted for m in measurements]
+    conversations = [m.conversation for m in measurements]
     plain, drafted = rate_of(plain_samples), rate_of(drafted_samples)
     ways = {
         "plain": measures_of(plain_samples),
-        "drafted": measures_of(drafted_samples, plain_samples),
+        "drafted": measures_of(drafted_samples, plain_samples, conversations),
     }
     bands = {"plain": ways["drafted"].speedup, "plain_decode": ways["drafted"].decode_speedup}
     over_plain = [m.drafted.tokens_per_second / m.plain.tokens_per_second for m in measurements]
@@ -80,7 +82,7 @@ def figures_of(measurements: Sequence[Measurement]) -> Figures:
         pairs = zip(theirs, plain_samples, strict=True)
         num_equal = sum(one.token_ids == other.token_ids for one, other in pairs)
         ways["transformers"] = measures_of(theirs)
-        bands["transformers"] = speedup_of(drafted_samples, theirs, "transformers")
+        bands["transformers"] = speedup_of(drafted_samples, theirs, "transformers", conversations)
     return Figures(
         num_prompts=len(measurements),
         num_tokens=sum(len(m.drafted.token_ids) for m in measurements),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
-from blockdraft.bench.outside.side import Failure, OutsideOutput
+from blockdraft.bench.outside.interface import Failure, OutsideOutput
 from blockdraft.bench.timed_output import TimedOutput
 
 Decoded = TimedOutput | OutsideOutput | Failure

@@ -14,7 +14,7 @@ from blockdraft.bench.outside.figures import (
     outside_figures,
     outside_outputs,
 )
-from blockdraft.bench.outside.rivals import Rival
+from blockdraft.bench.outside.others import OtherEngine
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.scores.scores import SCORE_DEFINITIONS, scores_of
 from blockdraft.bench.speed.bench import Measurement
@@ -34,10 +34,10 @@ Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 
 
 def json_report(
-    llm: LLM, runs: Runs, rivals: Sequence[Rival] = (), num_resumed: int = 0
+    llm: LLM, runs: Runs, others: Sequence[OtherEngine] = (), num_resumed: int = 0
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result; `num_resumed` as RESUMED says."""
-    definitions = DEFINITIONS | RESUMED | (OUTSIDE_DEFINITIONS if rivals else {})
+    definitions = DEFINITIONS | RESUMED | (OUTSIDE_DEFINITIONS if others else {})
     if any(config.score for config, _ in runs):
         definitions |= SCORE_DEFINITIONS
     lengths = length_of(runs)
@@ -47,7 +47,7 @@ def json_report(
         **describe_result("speed", llm, definitions),
         "num_resumed": num_resumed,
         **({} if lengths is None else {"break_even_length": asdict(lengths)}),
-        "runs": [_run(llm, config, measurements, rivals) for config, measurements in runs],
+        "runs": [_run(llm, config, measurements, others) for config, measurements in runs],
     }
 
 
@@ -56,23 +56,31 @@ def length_of(runs: Runs) -> BreakEvenLength | None:
     if not all(config.ignore_eos for config, _ in runs):
         return None
     found = {
-        config.max_tokens: speedup_of([m.drafted for m in rows], [m.plain for m in rows], "plain")
+        config.max_tokens: speedup_of(
+            [m.drafted for m in rows],
+            [m.plain for m in rows],
+            "plain",
+            [m.conversation for m in rows],
+        )
         for config, rows in runs
     }
     return break_even_length({n: None if one is None else asdict(one) for n, one in found.items()})
 
 
 def _run(
-    llm: LLM, config: SpeedConfig, measurements: Sequence[Measurement], rivals: Sequence[Rival]
+    llm: LLM,
+    config: SpeedConfig,
+    measurements: Sequence[Measurement],
+    others: Sequence[OtherEngine],
 ) -> dict[str, Any]:
     described = {
         "config": asdict(config),
         "figures": {name: asdict(row) for name, row in groups_of(measurements).items()},
         "prompts": [_prompt(measurement) for measurement in measurements],
     }
-    if rivals:
+    if others:
         described["outside"] = {
-            rival.name: asdict(outside_figures(rival, measurements)) for rival in rivals
+            other.name: asdict(outside_figures(other, measurements)) for other in others
         }
     if config.score:
         scores = scores_of(measurements, llm.tokenizer.decode, config.max_tokens)

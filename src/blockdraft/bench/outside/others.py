@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.outside.endpoint import EndpointSide
+from blockdraft.bench.outside.endpoint import EndpointEngine
 from blockdraft.bench.outside.engines import ENGINES, OutsideEngine, is_url
 from blockdraft.bench.outside.environments import python_of
-from blockdraft.bench.outside.process import EngineProcess
-from blockdraft.bench.outside.side import (
+from blockdraft.bench.outside.interface import (
     EngineFailed,
     Failure,
     OutsideOutput,
     PromptFailed,
-    Side,
+    ReadyEngine,
 )
+from blockdraft.bench.outside.process import EngineProcess
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.core.libraries import environment_for_others
 from blockdraft.hub.folder import gguf_file
@@ -33,44 +33,44 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Rival:
+class OtherEngine:
     """An outside engine by the name that it was asked for with.
 
-    side: None if it could not be started or has failed; `reason` says why.
+    engine: None if it could not be started or has failed; `reason` says why.
     """
 
     name: str
-    side: Side | None
+    engine: ReadyEngine | None
     versions: Mapping[str, str]
     reason: str | None = None
 
     def decode(self, prompt_ids: list[int], max_tokens: int) -> OutsideOutput | Failure:
         """Its output, or why there is none; once it has failed as a whole it is not asked again."""
-        if self.side is None:
+        if self.engine is None:
             return Failure(f"not asked: {self.reason}")
         try:
-            return self.side.decode(prompt_ids, max_tokens)
+            return self.engine.decode(prompt_ids, max_tokens)
         except PromptFailed as error:
             return Failure(str(error))
         except EngineFailed as error:
             self.reason = str(error)
             logger.warning("--against %s %s", self.name, self.reason)
-            self.side.close()
-            self.side = None
+            self.engine.close()
+            self.engine = None
             return Failure(self.reason)
 
 
-Start = Callable[[str, LLM, SpeedConfig], Side]
+Start = Callable[[str, LLM, SpeedConfig], ReadyEngine]
 
 
-def start_side(name: str, llm: LLM, config: SpeedConfig) -> Side:
+def start_engine(name: str, llm: LLM, config: SpeedConfig) -> ReadyEngine:
     """Set up and start one engine.
 
     Raises:
         EngineFailed: it cannot be; says why.
     """
     if is_url(name):
-        return EndpointSide(
+        return EndpointEngine(
             name, config.against_model, llm.tokenizer, answer_seconds=config.against_timeout
         )
     engine = ENGINES[name]
@@ -139,21 +139,21 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
 
 
 @contextmanager
-def started_rivals(
-    names: Sequence[str], llm: LLM, config: SpeedConfig, start: Start = start_side
-) -> Iterator[list[Rival]]:
+def started_engines(
+    names: Sequence[str], llm: LLM, config: SpeedConfig, start: Start = start_engine
+) -> Iterator[list[OtherEngine]]:
     """Every engine that is asked for, one after the other; at the end all are ended."""
-    rivals: list[Rival] = []
+    others: list[OtherEngine] = []
     try:
         for name in names:
             try:
-                side = start(name, llm, config)
-                rivals.append(Rival(name, side, side.versions))
+                engine = start(name, llm, config)
+                others.append(OtherEngine(name, engine, engine.versions))
             except EngineFailed as error:
                 logger.warning("--against %s %s", name, error)
-                rivals.append(Rival(name, None, {}, str(error)))
-        yield rivals
+                others.append(OtherEngine(name, None, {}, str(error)))
+        yield others
     finally:
-        for rival in rivals:
-            if rival.side is not None:
-                rival.side.close()
+        for other in others:
+            if other.engine is not None:
+                other.engine.close()

@@ -31,7 +31,7 @@ class Failure:
     reason: str
 
 
-class Side(Protocol):
+class ReadyEngine(Protocol):
     """An engine that is ready."""
 
     versions: Mapping[str, str]
