@@ -259,7 +259,7 @@ def _measure_break_even(
         measure_break_even,
     )
 
-    progress = Progress(f"forced {config.force_acceptance:g}", len(workload))
+    progress = Progress(f"acceptance {config.force_acceptance:g}", len(workload))
     measurements = measure_break_even(llm, workload, config, progress.advance)
     publish(json_report(llm, config, measurements), output, as_json=as_json)
     if as_json:
@@ -315,7 +315,8 @@ def _measure(
         bench = SpeedBench(llm, with_transformers=with_transformers, rivals=rivals)
         for number, config in enumerate(configs):
             size = f", {config.max_tokens} tokens" if config.ignore_eos else ""
-            progress = Progress(f"T={config.temperature:g}{size}", num_turns)
+            way = f"temperature {config.temperature:g}" if config.temperature else "greedy"
+            progress = Progress(f"{way}{size}", num_turns)
             found = bench.run(workload, config, progress.advance, journal.part(number))
             runs.append((config, found))
     publish(json_report(llm, runs, rivals, journal.num_found), output, as_json=as_json)
