@@ -21,7 +21,7 @@ from blockdraft.core.config import (
     LLMConfig,
     Quantize,
 )
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
@@ -377,7 +377,8 @@ def _read(option: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {option} {path} ({error}); give a text file") from error
+        reason = why_unread(error)
+        raise ConfigError(f"cannot read {option} {path} ({reason}); give a text file") from error
 
 
 def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
