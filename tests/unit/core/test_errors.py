@@ -14,8 +14,7 @@ def test_the_reason_is_one_line_and_never_empty(error, reason):
 
 
 def test_why_a_file_cannot_be_read_does_not_repeat_its_name(tmp_path):
-    try:
+    with pytest.raises(OSError, match="absent") as caught:
         (tmp_path / "absent").read_text()
-    except OSError as error:
-        assert why_unread(error) == "No such file or directory"
+    assert why_unread(caught.value) == "No such file or directory"
     assert why_unread(ValueError("line 1:\n bad")) == "line 1: bad"
