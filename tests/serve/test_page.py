@@ -50,7 +50,7 @@ def page(browser, url):
     page.goto(url)
     expect(page.locator("#model")).to_contain_text("enter it under Settings")
     page.get_by_label("API key").fill(KEY)
-    page.get_by_label("Most tokens").fill("60")
+    page.get_by_label("Max tokens").fill("60")
     expect(page.locator("#model")).to_have_text(MODEL)
     complaints = []
     page.on("console", lambda message: complaints.append(message.text))
@@ -170,13 +170,13 @@ def test_texts_that_differ_are_told_apart(page):
 
 
 def test_an_answer_can_be_stopped_and_the_next_one_asked_for(page):
-    page.get_by_label("Most tokens").fill("2000")
+    page.get_by_label("Max tokens").fill("2000")
     ask(page, "Tell me a very long story about a lighthouse.")
     expect(page.locator(".round").nth(1)).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".fault")).to_have_text("Stopped.")
     wait_for_end(page)
-    page.get_by_label("Most tokens").fill("8")
+    page.get_by_label("Max tokens").fill("8")
     ask(page, "And now?")
     wait_for_end(page)
     assert page.locator(".fault").count() == 1
@@ -185,6 +185,6 @@ def test_an_answer_can_be_stopped_and_the_next_one_asked_for(page):
 
 
 def test_what_the_server_refuses_is_told(page):
-    page.get_by_label("Most tokens").fill("999999")
+    page.get_by_label("Max tokens").fill("999999")
     ask(page, "Hello")
     expect(page.locator(".fault")).to_contain_text("999999")

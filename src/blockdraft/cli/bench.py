@@ -120,20 +120,23 @@ def speed(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Also time other engines, set up by pip in environments of their own: "
-            f"{', '.join(ENGINES)}, or the URL of any OpenAI-compatible server.",
+            help="Time other engines too, set up by pip in environments of their own: "
+            f"{', '.join(ENGINES)}, or the URL of any OpenAI-compatible server. Then transformers "
+            "is timed only if it is named here.",
         ),
     ] = None,
     against_model: Annotated[
         str | None,
-        typer.Option(help="Name of the target on a server of --against that serves several."),
+        typer.Option(
+            help="With --against: name of the target on a server that serves several models."
+        ),
     ] = _SPEED.against_model,
     against_timeout: Annotated[
-        float, typer.Option(help="Seconds that one answer of --against may take.")
+        float, typer.Option(help="With --against: seconds that one answer may take.")
     ] = _SPEED.against_timeout,
     assistant: Annotated[
         str | None,
-        typer.Option(help="Small model for engines of --against that draft with one."),
+        typer.Option(help="With --against: small model for transformers-assisted."),
     ] = _SPEED.assistant,
     score: Annotated[
         bool,
@@ -150,7 +153,7 @@ def speed(
         typer.Option(
             metavar="SHARE",
             help="Time only: keep this share of the drafts in every step, right or wrong, and "
-            "print what a drafted step costs beside a plain one. Outputs are thrown away.",
+            "print the time of a drafted step over that of a plain one. Outputs are thrown away.",
         ),
     ] = None,
     output: Output = None,
@@ -158,9 +161,8 @@ def speed(
 ) -> None:
     """Time plain decoding, drafted decoding and transformers on each prompt in turn.
 
-    With --against, the engines that it names instead of transformers in this process. Of a
-    conversation every turn is asked, behind the answers of plain decoding. With --output a run that
-    was ended goes on when the same command is given again, unless it has a --ledger.
+    Every turn of a conversation is asked, after the answers of plain decoding. With --output the
+    same command resumes an interrupted run, unless it has a --ledger.
     """
     workload = read_prompts(prompts, sets_folder, limit, seed, thinking)
     if force_acceptance is not None:
@@ -257,7 +259,7 @@ def _measure_break_even(
         measure_break_even,
     )
 
-    progress = Progress(f"forced {config.force_acceptance:g}", len(workload))
+    progress = Progress(f"acceptance {config.force_acceptance:g}", len(workload))
     measurements = measure_break_even(llm, workload, config, progress.advance)
     publish(json_report(llm, config, measurements), output, as_json=as_json)
     if as_json:
@@ -313,7 +315,8 @@ def _measure(
         bench = SpeedBench(llm, with_transformers=with_transformers, others=others)
         for number, config in enumerate(configs):
             size = f", {config.max_tokens} tokens" if config.ignore_eos else ""
-            progress = Progress(f"T={config.temperature:g}{size}", num_turns)
+            way = f"temperature {config.temperature:g}" if config.temperature else "greedy"
+            progress = Progress(f"{way}{size}", num_turns)
             found = bench.run(workload, config, progress.advance, journal.part(number))
             runs.append((config, found))
     publish(json_report(llm, runs, others, journal.num_found), output, as_json=as_json)

@@ -157,7 +157,7 @@ def never_slower(
     seconds: Annotated[
         float,
         typer.Option(
-            help="Least seconds that each of the two is timed for each number of requests."
+            help="Each of the two is timed for at least this long, for each number of requests."
         ),
     ] = _NEVER_SLOWER.seconds,
     pairs: Annotated[

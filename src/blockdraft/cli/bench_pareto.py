@@ -68,9 +68,9 @@ def pareto(
     """Time throughput against speed per user, few to many requests at once, for each way to draft.
 
     Plain decoding, all of --drafter together, and what --also-drafter and --parts name. The curves
-    are compared where users are equally fast, and where the throughput is equal. With --output a
-    run that was ended goes on when the same command is given again. Exits with 1 if any output
-    differs from plain decoding although exactness was asked for.
+    are compared where users are equally fast, and where the throughput is equal. With --output the
+    same command resumes an interrupted run. Exits with 1 if any output differs from plain decoding
+    although exactness was asked for.
     """
     workload = read_prompts_or_bundled(prompts, sets_folder)
     config = ParetoConfig(

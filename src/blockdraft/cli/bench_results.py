@@ -28,20 +28,26 @@ def plan(
     arrivals: Annotated[
         Path | None,
         typer.Option(
-            help="Instead: JSONL file of requests that came, rows with at (seconds) and "
-            "output_tokens."
+            help="Instead of --requests-per-second and --output-tokens: JSONL file of real "
+            "requests, rows with at (seconds) and output_tokens."
         ),
     ] = None,
     max_tpot: Annotated[
-        float | None, typer.Option(help="Most milliseconds for each token after the first.")
+        float | None,
+        typer.Option(help="Goal: at most this many milliseconds for each token after the first."),
     ] = None,
     max_ttft: Annotated[
-        float | None, typer.Option(help="Most milliseconds to the first token, waiting included.")
+        float | None,
+        typer.Option(
+            help="Goal: at most this many milliseconds to the first token, waiting included."
+        ),
     ] = None,
     percentile: Annotated[
-        float, typer.Option(help="Percent of the requests that must have both.")
+        float, typer.Option(help="Percentage of the requests that must meet both goals.")
     ] = 95.0,
-    price: Annotated[float | None, typer.Option(help="Of a machine for an hour.")] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Price of one machine for an hour, in any currency.")
+    ] = None,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:

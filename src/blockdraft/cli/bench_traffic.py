@@ -35,13 +35,13 @@ def traffic(
     ] = _TRAFFIC.requests_per_second,
     requests: Annotated[int, typer.Option(help="Requests in all.")] = _TRAFFIC.num_requests,
     concurrency: Annotated[
-        int, typer.Option(help="Most requests that run at once; others wait.")
+        int, typer.Option(help="Requests that run at once, at most; others wait.")
     ] = _TRAFFIC.concurrency,
     min_tokens: Annotated[
-        int, typer.Option(help="Fewest tokens that a request asks for.")
+        int, typer.Option(help="Smallest number of tokens that a request asks for.")
     ] = _TRAFFIC.min_tokens,
     max_tokens: Annotated[
-        int, typer.Option(help="Most tokens that a request asks for.")
+        int, typer.Option(help="Largest number of tokens that a request asks for.")
     ] = _TRAFFIC.max_tokens,
     temperatures: Annotated[
         str, typer.Option(help="Temperatures of requests, drawn for each.", metavar="T,T")
@@ -60,9 +60,9 @@ def traffic(
     """Play mixed traffic, plainly and with adaptive drafting: requests come, wait, or are given up.
 
     Open loop: a request comes at its time whether the engine keeps up or not. Lengths lie between
-    --min-tokens and --max-tokens, evenly by order of magnitude. With --output a run that was ended
-    goes on when the same command is given again. Exits with 1 if any output differs from plain
-    decoding although exactness was asked for.
+    --min-tokens and --max-tokens, evenly by order of magnitude. With --output the same command
+    resumes an interrupted run. Exits with 1 if any output differs from plain decoding although
+    exactness was asked for.
     """
     try:
         parsed = tuple(map(float, temperatures.split(",")))

@@ -74,7 +74,7 @@ def data(
     exclude: Exclude = None,
     join: Join = None,
     limit: Annotated[
-        int | None, typer.Option(help="Most prompts to answer, drawn at random.")
+        int | None, typer.Option(help="Answer at most this many prompts, drawn at random.")
     ] = None,
     temperatures: Temperatures = None,
     mix_temperatures: Annotated[
@@ -94,19 +94,19 @@ def data(
     max_tokens: Annotated[
         int,
         typer.Option(
-            help="Most tokens of an answer. If an earlier run had a smaller limit, answers that it "
-            "cut off are written again."
+            help="Maximum length of an answer, in tokens. If an earlier run had a smaller limit, "
+            "answers that it cut off are written again."
         ),
     ] = 256,
     max_prompt_tokens: Annotated[
         int,
         typer.Option(
-            help="Most tokens of a prompt, earlier turns of the chat included; longer prompts are "
-            "left out."
+            help="Maximum length of a prompt in tokens, earlier turns of the chat included; longer "
+            "prompts are left out."
         ),
     ] = 192,
     max_turns: Annotated[
-        int, typer.Option(help="Most user turns of a chat that are answered.")
+        int, typer.Option(help="Answer at most this many user turns of a chat.")
     ] = 4,
     thinking: Annotated[
         Literal["template", "on", "off"],

@@ -122,9 +122,7 @@ def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
     from blockdraft.diagnose.explain.prompts import Question, read_questions
 
     if (prompt is None) == (prompts is None):
-        raise ConfigError(
-            "there is no prompt, or two kinds of them; give a prompt or --prompts FILE, one of them"
-        )
+        raise ConfigError("give either a prompt or --prompts FILE")
     if prompts is not None:
         return read_questions(prompts)
     return [Question(id="1", category=None, text=read_prompt(str(prompt)))]

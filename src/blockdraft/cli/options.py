@@ -21,7 +21,7 @@ from blockdraft.core.config import (
     LLMConfig,
     Quantize,
 )
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
@@ -103,7 +103,7 @@ Exact = Annotated[
 NumDraftTokens = Annotated[
     int | None,
     typer.Option(
-        help="Most drafted tokens that the target checks in a step, up to "
+        help="The target checks at most this many drafted tokens of a sequence in a step, up to "
         f"{MOST_DRAFT_TOKENS}; 0 decodes plainly.",
         show_default="as many as save time, up to 15 or a whole block",
     ),
@@ -111,7 +111,8 @@ NumDraftTokens = Annotated[
 DraftDepth = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens drafted one behind another. Checking more tokens than that makes a tree.",
+        help="At most this many drafted tokens in a row. Checking more tokens than that makes a "
+        "tree.",
         show_default="as many as the drafter can",
     ),
 ]
@@ -161,7 +162,9 @@ Recheck = Annotated[
         "these models stored.",
     ),
 ]
-MaxConcurrency = Annotated[int, typer.Option(help="Most sequences to decode at once.")]
+MaxConcurrency = Annotated[
+    int, typer.Option(help="Maximum number of sequences that are decoded at once.")
+]
 Memory = Annotated[
     float | None,
     typer.Option(
@@ -170,8 +173,8 @@ Memory = Annotated[
     ),
 ]
 
-MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-MinTokens = Annotated[int, typer.Option(help="Fewest tokens to generate.")]
+MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens to generate.")]
+MinTokens = Annotated[int, typer.Option(help="Minimum number of tokens to generate.")]
 Temperature = Annotated[
     float,
     typer.Option(help="0 takes the most likely token (greedy); higher values sample more freely."),
@@ -204,7 +207,8 @@ LogitBias = Annotated[
 ThinkingTokenBudget = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens of thinking, of a model that thinks between <think> and </think>."
+        help="Maximum number of thinking tokens, for models that think between <think> and "
+        "</think>."
     ),
 ]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")]
@@ -373,7 +377,8 @@ def _read(option: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {option} {path} ({error}); give a text file") from error
+        reason = why_unread(error)
+        raise ConfigError(f"cannot read {option} {path} ({reason}); give a text file") from error
 
 
 def sampling_params(values: Mapping[str, Any]) -> SamplingParams:

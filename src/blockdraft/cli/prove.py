@@ -59,7 +59,7 @@ def prove(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens of an output.",
+            help="Maximum length of an output, in tokens.",
             show_default=f"{_PROOF.max_tokens}, quick {QUICK['max_tokens']}",
         ),
     ] = None,

@@ -37,11 +37,14 @@ KeyFile = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, hidden=True, show_envvar=False)]
 MaxWaiting = Annotated[
-    int, typer.Option(help="Most answers that may wait; further requests get status 429.")
+    int, typer.Option(help="Maximum number of answers that wait; further requests get status 429.")
 ]
 RequestSeconds = Annotated[
     float,
-    typer.Option("--request-timeout", help="Seconds that a request may take; then it gets 408."),
+    typer.Option(
+        "--request-timeout",
+        help="Seconds that a request may take, waiting included; then it gets 408.",
+    ),
 ]
 DrainSeconds = Annotated[
     float,
@@ -77,7 +80,7 @@ PrepareSeconds = Annotated[
     float,
     typer.Option(
         "--prepare-timeout",
-        help="Seconds that tokenizing a prompt or compiling a grammar may take.",
+        help="Seconds that tokenizing a prompt, or compiling a grammar, may take; then 408.",
     ),
 ]
 RootPath = Annotated[

@@ -27,28 +27,34 @@ def train_head(
     ],
     target: options.Target = DEFAULT_TARGET,
     minutes: Annotated[
-        float, typer.Option(help="Minutes to learn, without those in which answers are only read.")
+        float,
+        typer.Option(
+            help="Minutes of training, not counting the time in which the target reads the answers "
+            "for --states."
+        ),
     ] = 60.0,
     states: Annotated[
         Path | None,
         typer.Option(
-            help="Folder in which the target's states are kept, so that it reads the answers once; "
-            "saves most of the time on a CPU. A token takes eight bytes for each number of a "
-            "hidden state. What the folder holds of other answers is deleted.",
+            help="Folder for the target's hidden states, so that it reads the answers only once; "
+            "saves most of the time on a CPU. A token takes eight bytes times the hidden size. "
+            "States of other answers are deleted from the folder.",
             show_default="it reads them in each step",
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Most answers to take, drawn at random.")
+        int | None, typer.Option(help="Learn from at most this many answers, drawn at random.")
     ] = None,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
     step_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens of a step.", show_default="1024 on a CPU, 32768 on a GPU"),
+        typer.Option(
+            help="Tokens in a training step.", show_default="1024 on a CPU, 32768 on a GPU"
+        ),
     ] = None,
     from_head: Annotated[
         bool,
-        typer.Option("--from-head", help="Begin with the head that the drafter has already."),
+        typer.Option("--from-head", help="Begin with the head that the drafter has."),
     ] = False,
     layers: Annotated[
         list[int] | None,
@@ -61,7 +67,9 @@ def train_head(
     ] = None,
     num_tokens: Annotated[
         int | None,
-        typer.Option(help="Most frequent tokens that are guessed.", show_default="8192"),
+        typer.Option(
+            help="Size of the vocabulary of guesses: the most frequent tokens.", show_default="8192"
+        ),
     ] = None,
     inner_size: Annotated[
         int | None,

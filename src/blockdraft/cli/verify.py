@@ -133,7 +133,7 @@ def _print_audit(found: Mapping[str, Any]) -> None:
     else:
         _print_finding(found["finding"])
     if found["changes"]:
-        print("  a token that differs proves nothing here:")
+        print("  a differing token would prove nothing here:")
         for change in found["changes"]:
             print(f"    {_change_line(change)}")
     num_prompt = counted(found["num_prompt_tokens"], "prompt token")

@@ -99,6 +99,11 @@ def reason_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def why_unread(error: BaseException) -> str:
+    """Why a file cannot be read, for a message that names the file already."""
+    return getattr(error, "strerror", None) or reason_of(error)
+
+
 def exit_status(error: BaseException) -> int:
     """The exit status of a command that ends with this exception."""
     if isinstance(error, KeyboardInterrupt):

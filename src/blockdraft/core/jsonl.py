@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from blockdraft.core.errors import ConfigError, reason_of
+from blockdraft.core.errors import ConfigError, why_unread
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def read_jsonl(
                 if row is not None:
                     yield number, row
     except _READ_ERRORS as error:
-        reason = reason_of(error)
+        reason = why_unread(error)
         raise ConfigError(
             f"cannot read {path}: {reason}; give a JSONL file, whole and in UTF-8"
         ) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.errors import ConfigError, RequestError, why_unread
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import MAX_SAMPLES, MAX_SEED, FinishReason, SamplingParams
 
@@ -103,7 +103,7 @@ def read_answers(path: Path) -> list[Mapping[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; {_REMEDY}") from error
+        raise ConfigError(f"cannot read {path}: {why_unread(error)}; {_REMEDY}") from error
     answers = list(_receipts_in(found))
     if not answers:
         raise ConfigError(f"{path} holds no receipt; {_REMEDY}")

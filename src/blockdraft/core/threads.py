@@ -32,8 +32,8 @@ def bound_spin() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-SERVING = "give --threads {0} (num_threads={0} in Python), or set OMP_NUM_THREADS={0}"
-TRAINING = "give threads={0}, or set OMP_NUM_THREADS={0}"
+SERVING = "give --threads {0} (num_threads={0} in Python) or set OMP_NUM_THREADS={0}"
+TRAINING = "give threads={0} or set OMP_NUM_THREADS={0}"
 ENVIRONMENT = "set OMP_NUM_THREADS={0}"
 """How a user asks for threads: by the options that the command in question has."""
 
@@ -57,8 +57,8 @@ def num_threads(asked: int | None, of_torch: int, how: str = SERVING) -> int:
     if free >= most:
         return most
     logger.warning(
-        "%d cores, %.1f busy with other programs: using %s until this process ends; %s, to use %s",
-        *(cores, busy, counted(free, "thread"), how.format(most), "both" if most == 2 else "all"),
+        "%d cores, %.1f busy with other programs: using %s until this process ends; to use %s, %s",
+        *(cores, busy, counted(free, "thread"), "both" if most == 2 else "all", how.format(most)),
     )
     return free
 

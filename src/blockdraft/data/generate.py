@@ -178,7 +178,8 @@ def _self_written(
     counts["self_written_prompts"] = len(written)
     counts["overlapping_self_written"] = len(written) - len(clean)
     logger.info(
-        "self-written prompts: %d of %d came out, %d of these overlap a benchmark",
+        "self-written prompts: %d of %d are usable; %d of these overlap a benchmark and are left "
+        "out",
         *(len(written), config.num_self_written, len(written) - len(clean)),
     )
     return clean

@@ -56,9 +56,8 @@ def resolve_model(name: str) -> Path:
         snapshot = _snapshot(found["repo"], found["revision"])
         return _whole(snapshot, "use a repository with safetensors weights")
     raise ModelError(
-        f"there is no model {name!r}: it is no catalog name, no folder, no GGUF file and no hub id "
-        "org/name or "
-        "org/name@revision; "
+        f"there is no model {name!r}: it is not a known name, a folder, a GGUF file, or a hub id "
+        "(org/name or org/name@revision); "
         f"{_suggestion(name) or '`blockdraft models` lists the known names'}"
     )
 
@@ -154,7 +153,8 @@ def _snapshot(
         remedy = _suggestion(repo_id) or "check the name, or log in with `hf auth login`"
         raise ModelError(f"the hub has no repository {repo_id}; {remedy}") from error
     except Exception as error:  # its HTTP library, and so the errors, differ between versions
-        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        first = str(error).strip().split("\n")[0].removeprefix("Got: ")
+        reason = first.rstrip(".") or type(error).__name__
         if getattr(error, "errno", None) in FULL:
             raise DiskError(f"cannot get {repo_id} from the hub: {reason}; make room") from error
         raise NetworkError(

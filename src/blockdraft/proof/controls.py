@@ -59,7 +59,7 @@ CONTROLS = (
         sampled=True,
     ),
     Control(
-        "attention by company",
+        "attention by neighbors",
         "sums over keys are split by the number of rows",
         faults.attention_by_company,
         exact=True,

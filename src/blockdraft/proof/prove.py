@@ -72,7 +72,7 @@ class Proof:
             (PLAIN.name, self._decode_plainly),
             *((way.name, lambda way=way: self._check_way(way)) for way in self._ways),
             ("draft context", self._check_contexts),
-            ("negative controls", self._run_controls),
+            ("planted faults", self._run_controls),
             ("distribution", self._check_distributions),
             ("transformers", self._ask_stock),
         )

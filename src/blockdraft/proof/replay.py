@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.machine import num_cpus
 from blockdraft.core.words import counted
 from blockdraft.proof.config import ProofConfig
@@ -44,7 +44,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; {remedy}") from error
+        raise ConfigError(f"cannot read {path}: {why_unread(error)}; {remedy}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise ConfigError(f"{path} is no certificate of a proof; {remedy}")
     if found.get("format") != FORMAT:

@@ -75,8 +75,8 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
             [_context(check) for check in certificate["draft_context"]],
         ),
         Section(
-            "Negative controls",
-            "Faults planted around the engine from outside. The checks above must find each.",
+            "Planted faults",
+            "Faults planted in the engine on purpose. The checks above must find each.",
             [_control(control) for control in certificate["controls"]],
         ),
         Section(
@@ -86,9 +86,9 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
             [_distribution(check) for check in certificate["distribution"]],
         ),
         Section(
-            "Beside it: stock transformers",
-            "Greedy outputs of an untouched model.generate. Its kernels round otherwise, so this "
-            "is no part of the verdict.",
+            "For comparison: stock transformers",
+            "Greedy outputs of an untouched model.generate. Its kernels round differently, so this "
+            "is not part of the verdict.",
             [_stock(certificate["transformers"])] if certificate["transformers"] else [],
         ),
         Section(
@@ -151,7 +151,7 @@ def _stock(rows: list[Mapping[str, Any]]) -> Line:
     found = f"{equal} of {len(rows)} outputs are the same throughout"
     margins = [row["margin"] for row in rows if row["margin"] is not None]
     if margins:
-        found += f"; where they part, our token leads by {max(margins):.3g} logits at most"
+        found += f"; where they first differ, our token leads by {max(margins):.3g} logits at most"
     return Line("model.generate", found, "note")
 
 

@@ -48,7 +48,7 @@ DRAFTED = Way("drafted", "drafted, alone, the prompt in one chunk")
 BATCHED = Way("in a batch", "drafted, all cases at once", together=True)
 CHUNKS = Way("in five chunks", "drafted, alone, the prompt in five", num_chunks=5, least_prompt=5)
 FROM_MEMORY = Way(
-    "prompt from memory",
+    "prompt from the cache",
     "drafted, the beginning of the prompt taken over from an earlier request",
     from_memory=True,
     least_prompt=PAGE_SIZE + 1,

@@ -190,7 +190,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
 
 def _encode(service: Service, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("give prompt or messages, one of them", param="prompt")
+        raise RequestError("give either prompt or messages", param="prompt")
     if body.prompt is None:
         return service.encode_chat(body, read_toolbox(body, service.tokenizer))
     if body.tools is not None:

@@ -13,7 +13,7 @@ from fastapi import Request
 
 from blockdraft.core.errors import RequestError
 from blockdraft.server.errors import ApiError, shown
-from blockdraft.server.protocol import RequestFields
+from blockdraft.server.protocol import RequestFields, StreamOptions
 
 MAX_NAMED = 8
 """Unknown fields of one request that are told of by name."""
@@ -118,6 +118,9 @@ def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> N
     given = body.model_extra or {}
     _refuse_unsupported(given)
     unknown = [name for name in given if name not in _UNSUPPORTED]
+    options = getattr(body, "stream_options", None)
+    if isinstance(options, StreamOptions):
+        unknown += [f"stream_options.{name}" for name in options.model_extra or {}]
     if not unknown:
         return
     told = [_plain(name) for name in unknown[:MAX_NAMED]]

@@ -77,11 +77,15 @@ FEW_TURNS = at_most(MAX_TURNS, "List")
 
 
 class StreamOptions(Fields):
-    """What a stream tells beside its text."""
+    """What a stream tells beside its text; `model_extra` has its unknown fields."""
+
+    model_config = ConfigDict(extra="allow")
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
     include_rounds: bool | None = False
+    include_obfuscation: Any = None
+    """Without effect: OpenAI's padding, which hides the length of tokens."""
 
 
 class JsonSchemaFormat(_Exact):

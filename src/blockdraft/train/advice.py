@@ -15,7 +15,7 @@ def few_texts(num_train: int, num_held_out: int) -> tuple[str, ...]:
     if num_train < LEAST_ANSWERS:
         warnings.append(
             f"{num_train} answers to train on are too few to learn from: give at least "
-            f"{LEAST_ANSWERS}, better some thousands (blockdraft data)"
+            f"{LEAST_ANSWERS}, preferably thousands (blockdraft data)"
         )
     if num_held_out < LEAST_HELD_OUT:
         warnings.append(

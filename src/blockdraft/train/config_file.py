@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.settings import from_toml
 from blockdraft.data.config import DataConfig
 from blockdraft.hub.resolve import resolve_model
@@ -122,7 +122,8 @@ def _read_toml(path: Path) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"settings {path}: {error}; give a TOML file") from error
+        reason = why_unread(error)
+        raise ConfigError(f"cannot read settings {path}: {reason}; give a TOML file") from error
 
 
 def _value(text: str) -> Any:

@@ -78,7 +78,7 @@ def test_another_machine_is_told_and_not_accused(answer, target, tmp_path):
     assert result.exit_code == UNDECIDED
     assert "CANNOT TELL" in result.stdout
     assert (
-        "a token that differs proves nothing here:\n    cpu: 'another' in the re" in result.stdout
+        "a differing token would prove nothing here:\n    cpu: 'another' in the re" in result.stdout
     )
 
 
@@ -86,7 +86,7 @@ def test_a_receipt_without_an_environment_says_so(answer, target, tmp_path):
     path = changed(answer, tmp_path, lambda receipt: receipt.pop("environment"))
     result = run("verify", *target, path)
     assert result.exit_code == 0, result.output
-    reason = "a token that differs proves nothing here:\n    the receipt names no environment\n"
+    reason = "a differing token would prove nothing here:\n    the receipt names no environment\n"
     assert reason in result.stdout
     (change,) = run_json("verify", *target, path)["answers"][1]["changes"]
     assert (change["name"], change["then"]) == ("environment", None)

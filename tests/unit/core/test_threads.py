@@ -90,8 +90,8 @@ def test_fewer_threads_where_others_compute(machine, caplog, busy, expected):
     if said:
         assert said[0] == (
             f"16 cores, {busy:.1f} busy with other programs: using {expected} threads until this "
-            "process ends; give --threads 16 (num_threads=16 in Python), or set "
-            "OMP_NUM_THREADS=16, to use all"
+            "process ends; to use all, give --threads 16 (num_threads=16 in Python) or set "
+            "OMP_NUM_THREADS=16"
         )
 
 
@@ -102,15 +102,15 @@ def test_one_of_two_threads_is_said_in_the_singular(machine, monkeypatch, caplog
     (record,) = caplog.records
     assert record.getMessage() == (
         "2 cores, 1.0 busy with other programs: using 1 thread until this process ends; "
-        "give --threads 2 (num_threads=2 in Python), or set OMP_NUM_THREADS=2, to use both"
+        "to use both, give --threads 2 (num_threads=2 in Python) or set OMP_NUM_THREADS=2"
     )
 
 
 @pytest.mark.parametrize(
     ("how", "remedy"),
     [
-        (TRAINING, "give threads=16, or set OMP_NUM_THREADS=16, to use all"),
-        (ENVIRONMENT, "until this process ends; set OMP_NUM_THREADS=16, to use all"),
+        (TRAINING, "to use all, give threads=16 or set OMP_NUM_THREADS=16"),
+        (ENVIRONMENT, "until this process ends; to use all, set OMP_NUM_THREADS=16"),
     ],
 )
 def test_the_remedy_is_one_that_the_command_has(machine, caplog, how, remedy):

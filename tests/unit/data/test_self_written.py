@@ -49,7 +49,7 @@ def test_how_many_came_out_is_said_and_counted(config, caplog):
     number = len(texts_of(config))
     assert 0 < number < NUMBER == len(rows_of(config))
     assert shown.count(("prompts", NUMBER)) == NUMBER
-    assert f"{number} of {NUMBER} came out" in caplog.text
+    assert f"{number} of {NUMBER} are usable" in caplog.text
     counts = read_manifest(config.output)["counts"]
     assert (counts["self_written_prompts"], counts["overlapping_self_written"]) == (number, 0)
 

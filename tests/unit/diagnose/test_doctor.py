@@ -86,7 +86,7 @@ def test_a_sound_pair_is_in_order(pair):
         *("n-grams", "hydra head", "threads", "memory", "other programs", "kernels"),
     }
     assert f"{TAU:.2f}" in checks["tau, math"].found
-    assert "128 tokens from memory" in checks["prefix reuse"].found
+    assert "128 tokens from the cache" in checks["prefix reuse"].found
     assert "one lower 1." in checks["layer ids"].found
     assert verdict(checks.values()).startswith("IN ORDER")
 

@@ -173,8 +173,8 @@ def test_every_shard_of_the_index_is_needed(tmp_path):
         ("smollm-135m", "did you mean 'smollm2-135m'?"),
         ("SMOLLM2-135M", "did you mean 'smollm2-135m'?"),
         ("xyzzy", "`blockdraft models` lists"),
-        ("/no/such/folder", "no folder"),
-        ("", "no folder"),
+        ("/no/such/folder", "not a known name, a folder"),
+        ("", "not a known name, a folder"),
     ],
 )
 def test_unknown_name(name, hint):
@@ -194,6 +194,15 @@ def test_hub_id_offline(tmp_path, monkeypatch):
     message = error_of(resolve_model, "Qwen/Qwen3-4B", kind=NetworkError)
     assert "Qwen/Qwen3-4B" in message
     assert "give a local folder" in message
+
+
+def test_hub_that_cannot_be_reached(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("Got: ConnectError: Name or service not known.\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    message = error_of(resolve_model, "Qwen/Qwen3-4B", kind=NetworkError)
+    assert "from the hub: ConnectError: Name or service not known; check the network" in message
 
 
 def test_hub_id_that_does_not_exist(monkeypatch):

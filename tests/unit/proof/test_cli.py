@@ -148,7 +148,7 @@ def test_with_exact_off_near_ties_are_no_failure(pair):
     found = json.loads(result.stdout)
     assert found["noise"]["num_positions"] > 20
     skipped = [control["name"] for control in found["controls"] if control["skipped"]]
-    assert skipped == ["attention by company"]
+    assert skipped == ["attention by neighbors"]
     assert all(c["caught"] for c in found["controls"] if not c["skipped"])
 
 

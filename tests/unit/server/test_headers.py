@@ -119,6 +119,19 @@ def test_a_strict_server_refuses_unknown_fields(folders, path):
         assert "top_z" in server.post(path, **body, top_z=1).headers["warning"]
 
 
+def test_unknown_options_of_a_stream_are_told_of_too(server, folders):
+    known = {"include_usage": True, "include_obfuscation": False}
+    body = chat_body(max_tokens=2, stream=True)
+    assert "warning" not in server.post(CHAT, **body, stream_options=known).headers
+    options = known | {"include_round": True}
+    told = server.post(CHAT, **body, stream_options=options).headers["warning"]
+    assert told.endswith('parameters: stream_options.include_round"')
+    with running_server(load_llm(folders), strict=True) as strict:
+        assert strict.post(CHAT, **body, stream_options=known).is_success
+        error = error_of(strict.post(CHAT, **body, stream_options=options), 400)
+        assert error["param"] == "stream_options.include_round"
+
+
 def test_a_strict_server_too_ignores_unknown_fields_of_messages(folders):
     with running_server(load_llm(folders), strict=True) as server:
         messages = [{"role": "user", "content": "abc", "cache_control": {}, "x": 1}]

@@ -30,8 +30,8 @@ from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
 
 CONCURRENCY_LEGEND = """\
-at once: most requests that run together. tok/s: output tokens of all over the
-wall time. per user: median request, from its first token on. over plain: in the
+at once: requests that run together. tok/s: output tokens of all over the wall
+time. per user: median request, from its first token on. over plain: in the
 same repeat. Medians and low-high over the repeats. decoding: requests that are
 past their first token, on average. tau: tokens per target pass. depth: longest
 drafted path of a target pass, on average. same: outputs that equal those of the
@@ -40,7 +40,8 @@ first plain run of the same requests."""
 NEVER_SLOWER_LEGEND = """\
 ratio: tokens per second with adaptive drafting over those of an engine without
 a drafter, pair by pair; below 1 is slower. Allowed are 1.03 times the time, and
-a second of trying. Medians and low-high over the pairs.
+a second in which drafting learns. Medians and low-high over the pairs.
+confidence: how likely low-high has the true median, if pairs are independent.
 tau: tokens per target pass. depth: longest drafted path of a target pass, on
 average. same: outputs of both sides that equal the first ones without a
 drafter."""

@@ -24,8 +24,8 @@ from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.core.grouping import grouped
 
 PARETO_LEGEND = """\
-at once: most requests that run together. in total: output tokens per second of
-all. per user: those of the median request, from its first token on. over plain:
+at once: requests that run together. in total: output tokens per second of all.
+per user: those of the median request, from its first token on. over plain:
 in total, with as many at once. Medians and low-high over the repeats. tau:
 tokens per target pass. same: outputs that equal those of plain decoding at the
 first point. Read off the curves, between measured points only: what a way gives

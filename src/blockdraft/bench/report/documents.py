@@ -16,7 +16,7 @@ from blockdraft.bench.report.section import Grid, Section
 from blockdraft.bench.report.sections import section_of
 from blockdraft.bench.result import Result, machines_of
 from blockdraft.bench.tables import markdown_table
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.report.render import Cell, Table, render
 
 SUMMARY = "summary"
@@ -103,7 +103,8 @@ def documents(results: Sequence[Result], pages: Sequence[Path]) -> dict[Path, st
         try:
             text = page.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read {page}: {error}; name a Markdown file") from error
+            reason = why_unread(error)
+            raise ConfigError(f"cannot read {page}: {reason}; name a Markdown file") from error
         asked = [result for result in results if _mark(BEGIN, result) in text]
         if not asked:
             marks = ", ".join(_mark(BEGIN, result).strip() for result in results)

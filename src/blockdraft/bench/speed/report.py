@@ -129,10 +129,10 @@ def describe_output(sample: TimedOutput) -> dict[str, Any]:
 
 
 LEGEND = """\
-tok/s: all tokens over all seconds. speed-up: drafted over the other. 95 %: its
-band, where prompts are drawn again. tau: tokens per target pass. same tokens:
-drafted output equals plain output. loops: outputs that repeat themselves, which
-are easy to draft."""
+tok/s: all tokens over all seconds. speed-up: drafted over the other. 95 %:
+where 95 % of resamples of the prompts fall. tau: tokens per target pass. same
+tokens: drafted output equals plain output. loops: outputs that repeat
+themselves, which are easy to draft."""
 
 
 def table(title: str, groups: Mapping[str, Figures]) -> Table:

@@ -74,9 +74,9 @@ def reuse_check(engine: Engine, reuse: Reuse | None) -> Check:
     if reuse is None:
         return Check(name, "unknown", "the context is too short to try it")
     if not reuse.num_reused:
-        return Check(name, "unknown", "the second request took nothing from memory")
+        return Check(name, "unknown", "the second request took nothing from the cache")
     fresh, again = reuse.fresh.acceptance_length, reuse.reused.acceptance_length
-    found = f"tau {again:.2f} with {reuse.num_reused} tokens from memory, {fresh:.2f} without"
+    found = f"tau {again:.2f} with {reuse.num_reused} tokens from the cache, {fresh:.2f} without"
     if reuse.context is not None:
         found += f"; draft context off by {reuse.context.deviation:.1%}"
     is_right = reuse.context is None or reuse.context.is_right
