@@ -17,6 +17,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.attention.plan import PoolNumbers
+from blockdraft.models.layers.recurrent import cache_argument
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
@@ -255,8 +256,8 @@ def stock_steps(model: PreTrainedModel, prompt: list[int], output: list[int]) ->
     cache, logits = DynamicCache(config=model.config), []
     with torch.no_grad():
         for token_id in prompt + output:
-            ids = torch.tensor([[token_id]])
-            logits.append(model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0])
+            ids, given = torch.tensor([[token_id]]), {cache_argument(model): cache}
+            logits.append(model(input_ids=ids, use_cache=True, **given).logits[0])
     return torch.cat(logits)[len(prompt) - 1 : -1].log_softmax(-1)
 
 

@@ -43,6 +43,7 @@ from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.cpu.recurrence import NativeRecurrence
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.models.layers import recurrent
+from blockdraft.models.layers.recurrent import cache_argument
 from blockdraft.models.target.paged import PagedTarget
 
 PROMPT, MANY = 512, 8
@@ -202,9 +203,9 @@ def by_transformers(
         start = perf_counter()
         model(
             input_ids=torch.tensor([token_ids]),
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{cache_argument(model): cache},
         )
         into[name].append(perf_counter() - start)
 

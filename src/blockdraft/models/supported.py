@@ -11,6 +11,8 @@ from blockdraft.kernels.heads import stored_size
 
 GENERATE = "decode this one plainly with transformers' generate"
 """The remedy for a causal LM that runs, but not so that it could draft."""
+CACHES = ("cache", "past_key_values", "cache_params")
+"""How models and layers call the cache; from transformers 5.24 on all say `cache`."""
 MIN_CONTEXT = 16
 """Tokens that the test of a target at load runs in several ways, see `target.exact`."""
 

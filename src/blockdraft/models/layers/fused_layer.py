@@ -18,6 +18,7 @@ from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.layers.layer import DecoderLayer
 from blockdraft.models.layers.norms import llama_norm
 from blockdraft.models.layers.packed import side_by_side
+from blockdraft.models.supported import CACHES
 
 
 class RotationSigns:
@@ -72,21 +73,21 @@ class FusedLayer:
         hidden_states: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
         position_embeddings: Rotation,
         **kwargs: Any,
     ) -> Tensor:
         """[1, tokens, hidden] -> [1, tokens, hidden], with the arguments of the model's own layer.
 
-        `kwargs` go to the attention function.
+        `kwargs` go to the attention function, but for the cache.
         """
         rotation, index = self._signs(position_embeddings), self._module.layer_idx
         if (plan := self._in_force.plan) is not None:
             return self.layer.over_pages(plan, index, self.attention, hidden_states, rotation)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if past_key_values is not None:
-                k, v = past_key_values.update(k, v, index)
+            cache = next((kwargs.pop(name) for name in CACHES if name in kwargs), None)
+            if cache is not None:
+                k, v = cache.update(k, v, index)
             function = AttentionInterface()[self._module.config._attn_implementation]
             arguments = self._constants | kwargs
             attended: Tensor = function(self._module, q, k, v, attention_mask, **arguments)[0]

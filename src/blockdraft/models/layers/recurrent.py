@@ -28,13 +28,10 @@ from blockdraft.core.remembered import once
 from blockdraft.models.layers.kernel_mixers import KernelMixer, cache_among, kernel_mixer
 from blockdraft.models.layers.packed import replace_forward
 from blockdraft.models.layers.tensors import is_close
-from blockdraft.models.supported import GENERATE, decoder_layers
+from blockdraft.models.supported import CACHES, GENERATE, decoder_layers
 
 _KEYS_ONLY = ("full_attention", "sliding_attention", "chunked_attention")
 _NO_MEMORY = ("moe", "mlp")
-_CACHES = ("past_key_values", "cache_params")
-"""How models and layers of transformers call the cache."""
-
 MAX_ERROR = 64
 """Units in the last place of the largest value in a mixer's output, by which that of a kernel may
 differ after a few tokens. A wrong formula differs by a thousand."""
@@ -118,7 +115,7 @@ def _is_mixer(module: nn.Module) -> bool:
     if not any(isinstance(child, nn.Conv1d) for child in module.children()):
         return False
     taken = inspect.signature(module.forward).parameters
-    return any(name in taken for name in _CACHES) and "position_embeddings" not in taken
+    return any(name in taken for name in CACHES) and "position_embeddings" not in taken
 
 
 def cache_argument(model: nn.Module) -> str:
@@ -128,12 +125,12 @@ def cache_argument(model: nn.Module) -> str:
         ModelError: it takes none.
     """
     taken = inspect.signature(model.forward).parameters
-    for name in _CACHES:
+    for name in CACHES:
         if name in taken:
             return name
     raise ModelError(
         f"{type(model).__name__} is not supported: its forward takes no cache; use a model whose "
-        f"forward takes {' or '.join(_CACHES)}"
+        f"forward takes {' or '.join(CACHES)}"
     )
 
 

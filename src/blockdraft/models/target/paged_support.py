@@ -13,14 +13,14 @@ from blockdraft.cache.paged_kv import LayerShape
 from blockdraft.kernels.heads import stored_size
 from blockdraft.models.attention.plan import PoolNumbers
 from blockdraft.models.layers.recurrent import layers_without_keys, mixers
-from blockdraft.models.supported import decoder_layers, varying_rope_type
+from blockdraft.models.supported import CACHES, decoder_layers, varying_rope_type
 
 PROBE_ATTENTION = "blockdraft_layer_probe"
 
 _KNOWN = {
     "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids",
     "use_cache", "output_attentions", "output_router_logits", "cache_position",
-    "past_key_values", "logits_to_keep",
+    "logits_to_keep", *CACHES,
 }  # fmt: skip
 """What layers tell their attention and the paged one follows, or may ignore."""
 
