@@ -79,7 +79,9 @@ def test_systemd_takes_the_unit(tmp_path):
     unit = (DEPLOY / "blockdraft.service").read_text()
     here = tmp_path / "blockdraft.service"
     here.write_text(unit.replace("/opt/blockdraft/bin/blockdraft", "/bin/true"))
-    found = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True)
+    found = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", here], capture_output=True, text=True
+    )
     assert (found.returncode, found.stderr) == (0, "")
     seconds = {name: float(re.search(rf"{name}[= ](\d+)", unit)[1])
                for name in ("TimeoutStopSec", "--drain-timeout")}  # fmt: skip

@@ -204,8 +204,8 @@ def test_questions_are_read_with_names_and_categories(tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([], "give a prompt"),
-        (["hi", "--prompts", "p.jsonl"], "give a prompt"),
+        ([], "give either a prompt"),
+        (["hi", "--prompts", "p.jsonl"], "give either a prompt"),
         (["--prompts", "no-such.jsonl"], "no-such.jsonl"),
         ([" "], "empty"),
         (["--drafter", "none", "hi"], "no drafts"),

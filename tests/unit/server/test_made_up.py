@@ -40,6 +40,8 @@ def statuses_of(operation, mode, num):
     return statuses
 
 
+# Of hypothesis about its own generator, with Python 3.14.
+@pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 @pytest.mark.parametrize("num", [QUICK, pytest.param(LONG, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_good", [True, False])
 def test_no_request_makes_it_fail(server, num, is_good):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 import time
 
 import pytest
@@ -20,6 +21,8 @@ JSON = {"content-type": "application/json"}
 DEPTHS = [10, *range(900, 1_001, 4), *(round(1_000 * 1.4**power) for power in range(11))]
 """Of lists in lists. Where reading and writing them fail depends on Python: near 1,000 in 3.11, and
 at tens of thousands since 3.13. No body may have so many brackets that it counts as too large."""
+READS_ANY_DEPTH = sys.version_info >= (3, 14)
+"""Of a body that does not count as too large."""
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 
@@ -395,7 +398,11 @@ def test_a_body_that_is_no_request_is_refused(server, body):
             b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
             "more than 4300 digits; give it fewer",
         ),
-        (b'{"prompt": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", "nested too deeply"),
+        pytest.param(
+            b'{"prompt": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+            "nested too deeply",
+            marks=pytest.mark.skipif(READS_ANY_DEPTH, reason="Python reads it"),
+        ),
         (b'{"prompt": "abc", "\\ud800": 1}', "not valid Unicode"),
     ],
 )
@@ -727,4 +734,5 @@ def test_at_no_depth_is_a_body_read_and_its_answer_not_written(server):
         body = b'{"input": "abc", "max_output_tokens": 1, "metadata": %b}'
         content = body % (b"[" * depth + b"]" * depth)
         responses.append(server.client.post("/v1/responses", content=content, headers=JSON))
-    assert {response.status_code for response in responses} == {200, 400}
+    statuses = {response.status_code for response in responses}
+    assert statuses == ({200} if READS_ANY_DEPTH else {200, 400})
