@@ -29,14 +29,15 @@ def quick_imports() -> Iterator[None]:
         if was_enabled:
             gc.enable()
             gc.freeze()  # modules stay; collections need not look at them again
-            atexit.register(_unfreeze)
+            atexit.register(_end_quietly)
 
 
-def _unfreeze() -> None:
-    # Triton's bindings print a page about what is left of them at the end. Without them the end is
-    # quicker if nothing is collected.
+def _end_quietly() -> None:
+    # Triton's bindings print a page about what the frozen modules leave of them. To unfreeze these
+    # and collect them at the end would take over a second.
     if "triton" in sys.modules:
-        gc.unfreeze()
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
 
 
 @contextmanager
