@@ -1,6 +1,6 @@
 """A tiny GGUF file with random weights and a byte-level tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -49,11 +49,14 @@ def write_gguf(
     without: str = "",
     header: Mapping[str, str | int | float] = MappingProxyType({}),
     more: Mapping[str, Matrix] = MappingProxyType({}),
+    tokenizer: Mapping[str, bool] = MappingProxyType({}),
+    user_defined: Sequence[str] = (),
 ) -> None:
     """A model of one layer.
 
     kinds: of tensors that are not in Q4_1; without: one to leave out; more: tensors; header: what
-    else it says, behind the name of its architecture.
+    else it says, behind the name of its architecture; tokenizer: and of its tokenizer;
+    user_defined: more tokens.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
@@ -65,12 +68,12 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(WIDTH // HEADS)
-    tokens = [*SPECIAL, *byte_alphabet(), "20"]
+    tokens = [*SPECIAL, *byte_alphabet(), "20", *user_defined]
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
-    writer.add_token_types([3] * len(SPECIAL) + [1] * 257)
+    writer.add_token_types([3] * len(SPECIAL) + [1] * 257 + [4] * len(user_defined))
     writer.add_token_merges(["2 0"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -80,6 +83,8 @@ def write_gguf(
     for name, setting in header.items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         add[type(setting)](f"{architecture}.{name}", setting)
+    for name, flag in tokenizer.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", flag)
     for name, value in {**tensors(), **more}.items():
         if name == without:
             continue

@@ -10,7 +10,6 @@ from typing import Any
 import gguf
 import torch
 from safetensors.torch import save_file
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -22,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
+from blockdraft.hub.gguf_tokenizer import gguf_tokenizer
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Of files that run as they are, in llama.cpp's names; Mistral's is llama too."""
@@ -57,10 +57,10 @@ def convert_gguf(path: Path, folder: Path) -> None:
     Raises:
         ModelError: the file's pre-tokenizer is not known here.
     """
-    pre_tokenizer = _pre_tokenizer(path)
+    tokenizer = gguf_tokenizer(path)
     folder.mkdir()
     with _silence():
-        _save_tokenizer(path, pre_tokenizer, folder)
+        _save_tokenizer(tokenizer, folder)
         model: Any = AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, dtype=torch.bfloat16
         )
@@ -83,11 +83,13 @@ def describe_gguf(path: Path, folder: Path) -> None:
             f"{', '.join(ARCHITECTURES)} run as they are; use the model's original Hugging Face "
             "folder with --quantize"
         )
-    beside = path.parent / "tokenizer.json"
-    pre_tokenizer = None if beside.is_file() else _pre_tokenizer(path)
-    folder.mkdir()
     with _silence():
-        _save_tokenizer(path, pre_tokenizer, folder)
+        if (path.parent / "tokenizer.json").is_file():
+            tokenizer = AutoTokenizer.from_pretrained(path.parent)
+        else:
+            tokenizer = gguf_tokenizer(path)
+        folder.mkdir()
+        _save_tokenizer(tokenizer, folder)
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         _complete(config, path, _header(path, architecture))
         _save_config(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__, folder)
@@ -138,13 +140,7 @@ def _unsupported(path: Path, what: str) -> ModelError:
     )
 
 
-def _save_tokenizer(path: Path, pre_tokenizer: PreTokenizer | None, folder: Path) -> None:
-    """With the file's own vocabulary, or without a pre-tokenizer the one that lies beside it."""
-    if pre_tokenizer is None:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizer
+def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
@@ -182,23 +178,6 @@ def _text(path: Path, name: str) -> str | None:
     """A text of the file's header."""
     field = gguf.GGUFReader(path).get_field(name)
     return None if field is None else str(field.contents())
-
-
-def _pre_tokenizer(path: Path) -> PreTokenizer:
-    """Return the splitter that the file names.
-
-    transformers reads the vocabulary and the merges of a GGUF file but not this name, and falls
-    back to plain byte level, which joins digits: "2024" would become tokens never seen in training.
-    """
-    name = _text(path, "tokenizer.ggml.pre")
-    if name != "smollm":
-        raise ModelError(
-            f"{path.name} asks for the pre-tokenizer {name!r}, and only 'smollm' is known; "
-            "use the model's original Hugging Face folder, or put its tokenizer.json and "
-            "tokenizer_config.json beside the file"
-        )
-    byte_level = ByteLevel(add_prefix_space=False, use_regex=True)
-    return Sequence([Digits(individual_digits=True), byte_level])
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from blockdraft.core.errors import ModelError
 from blockdraft.hub.catalog import DEFAULT_TARGET, find_drafter
 from blockdraft.hub.convert import convert_gguf
+from blockdraft.hub.gguf_tokenizer import gguf_tokenizer
 from blockdraft.hub.resolve import resolve_model
 from tests.tiny_gguf import tensors, write_gguf
 
@@ -70,6 +71,20 @@ def test_unknown_pre_tokenizer_is_refused(tmp_path):
     with pytest.raises(ModelError, match="pre-tokenizer 'llama-bpe'"):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path / "tiny")
     assert not (tmp_path / "tiny").exists()
+
+
+def test_a_setting_of_the_tokenizer_that_is_not_followed_is_refused(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", tokenizer={"add_bos_token": True})
+    with pytest.raises(ModelError, match="add_bos_token"):
+        convert_gguf(tmp_path / "tiny.gguf", tmp_path / "tiny")
+
+
+def test_tokens_are_special_or_the_users_as_the_file_says(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", user_defined=["<tool>"])
+    tokenizer = gguf_tokenizer(tmp_path / "tiny.gguf")
+    ids = tokenizer("<tool>2<|im_end|>")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<tool>", "2", "<|im_end|>"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool>2"
 
 
 def check_folder(folder):
