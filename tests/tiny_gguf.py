@@ -51,12 +51,13 @@ def write_gguf(
     more: Mapping[str, Matrix] = MappingProxyType({}),
     tokenizer: Mapping[str, bool] = MappingProxyType({}),
     user_defined: Sequence[str] = (),
+    has_merges: bool = True,
 ) -> None:
     """A model of one layer.
 
     kinds: of tensors that are not in Q4_1; without: one to leave out; more: tensors; header: what
     else it says, behind the name of its architecture; tokenizer: and of its tokenizer;
-    user_defined: more tokens.
+    user_defined: more tokens; has_merges: a tokenizer is not whole without them.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
@@ -74,7 +75,8 @@ def write_gguf(
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types([3] * len(SPECIAL) + [1] * 257 + [4] * len(user_defined))
-    writer.add_token_merges(["2 0"])
+    if has_merges:
+        writer.add_token_merges(["2 0"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)

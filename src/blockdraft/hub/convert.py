@@ -55,7 +55,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
     of a folder: give it a temporary one and rename that.
 
     Raises:
-        ModelError: the file's pre-tokenizer is not known here.
+        ModelError: see `gguf_tokenizer`.
     """
     tokenizer = gguf_tokenizer(path)
     folder.mkdir()
@@ -73,8 +73,8 @@ def describe_gguf(path: Path, folder: Path) -> None:
     A `tokenizer.json` beside the file comes before the file's own vocabulary.
 
     Raises:
-        ModelError: the file's architecture, something else in its header that changes the
-            computation, or its pre-tokenizer is not known here.
+        ModelError: the file's architecture or something else in its header that changes the
+            computation is not known here; or see `gguf_tokenizer`.
     """
     architecture = _text(path, "general.architecture")
     if architecture not in ARCHITECTURES:

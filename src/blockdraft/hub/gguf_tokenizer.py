@@ -26,7 +26,7 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a GGUF file: byte-level BPE, with the chat template if there is one.
 
     Raises:
-        ModelError: the file's pre-tokenizer or another of its settings is not known here.
+        ModelError: a part is missing, or the pre-tokenizer or another setting is not known here.
     """
     fields = {
         name.removeprefix("tokenizer."): field.contents()
@@ -69,6 +69,9 @@ def _pre_tokenizer(path: Path, fields: dict[str, Any]) -> PreTokenizer:
     name = fields.get("ggml.pre")
     if name != "smollm":
         raise _unknown(path, f"asks for the pre-tokenizer {name!r}, and only 'smollm' is known")
+    for needed in ("tokens", "merges", "token_type"):
+        if f"ggml.{needed}" not in fields:
+            raise _unknown(path, f"lacks the {needed} of its tokenizer")
     for setting in ("add_bos_token", "add_eos_token", "add_space_prefix"):
         if fields.get(f"ggml.{setting}"):
             raise _unknown(path, f"says {setting} for its tokenizer, which is not supported")

@@ -79,6 +79,12 @@ def test_a_setting_of_the_tokenizer_that_is_not_followed_is_refused(tmp_path):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path / "tiny")
 
 
+def test_a_tokenizer_that_lacks_a_part_is_refused(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", has_merges=False)
+    with pytest.raises(ModelError, match="lacks the merges"):
+        convert_gguf(tmp_path / "tiny.gguf", tmp_path / "tiny")
+
+
 def test_tokens_are_special_or_the_users_as_the_file_says(tmp_path):
     write_gguf(tmp_path / "tiny.gguf", user_defined=["<tool>"])
     tokenizer = gguf_tokenizer(tmp_path / "tiny.gguf")
