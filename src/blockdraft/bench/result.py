@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
@@ -116,9 +116,8 @@ def read_result(path: Path) -> Result:
         # An escape can say half of a character, which no page could be written with.
         json.dumps(values, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"cannot read {path}: {reason}; give a JSON file that a bench command wrote"
+            f"cannot read {path}: {why_unread(error)}; give a JSON file that a bench command wrote"
         ) from error
     kind = values.get("result") if isinstance(values, dict) else None
     if kind not in KINDS:

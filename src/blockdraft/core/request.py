@@ -64,10 +64,10 @@ class SamplingParams:
     thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
-        _check_count("max_tokens", self.max_tokens, 1)
-        _check_count("min_tokens", self.min_tokens, 0, self.max_tokens)
+        check_count("max_tokens", self.max_tokens, 1)
+        check_count("min_tokens", self.min_tokens, 0, self.max_tokens)
         self._take_real("temperature", 0.0, math.inf)
-        _check_count("top_k", self.top_k, 0)
+        check_count("top_k", self.top_k, 0)
         self._take_real("top_p", 0.0, 1.0, low_open=True)
         self._take_real("min_p", 0.0, 1.0)
         # Beyond these factors float32 logits soon become zero or infinite.
@@ -76,22 +76,22 @@ class SamplingParams:
         self._take_real("frequency_penalty", -2.0, 2.0)
         self._take("logit_bias", _checked_bias(self.logit_bias))
         if self.seed is not None:
-            _check_count("seed", self.seed, 0, MAX_SEED)
+            check_count("seed", self.seed, 0, MAX_SEED)
         self._take("stop", _checked_stop(self.stop))
         self._take("stop_token_ids", _checked_ids(self.stop_token_ids))
         for name in ("ignore_eos", "prompt_logprobs"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise RequestError(f"{name} is {value!r}; give True or False", param=name)
-        _check_count("n", self.n, 1, MAX_SAMPLES)
+        check_count("n", self.n, 1, MAX_SAMPLES)
         if self.logprobs is not None:
-            _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.num_draft_tokens is not None:
-            _check_count("num_draft_tokens", self.num_draft_tokens, 0)
+            check_count("num_draft_tokens", self.num_draft_tokens, 0)
         if self.draft_depth is not None:
-            _check_count("draft_depth", self.draft_depth, 1)
+            check_count("draft_depth", self.draft_depth, 1)
         if self.thinking_token_budget is not None:
-            _check_count("thinking_token_budget", self.thinking_token_budget, 0)
+            check_count("thinking_token_budget", self.thinking_token_budget, 0)
         if self.drafters is not None:
             self._take("drafters", _checked_drafters(self.drafters))
         self._take("prediction", _checked_prediction(self.prediction))
@@ -165,7 +165,7 @@ def _checked_prediction(prediction: object) -> str | tuple[int, ...]:
         )
     token_ids = tuple(prediction)
     for token_id in token_ids:
-        _check_count("prediction", token_id, 0, described="an id in prediction")
+        check_count("prediction", token_id, 0, described="an id in prediction")
     return token_ids
 
 
@@ -209,7 +209,7 @@ def _checked_ids(ids: object) -> tuple[int, ...]:
         )
     token_ids = tuple(ids)
     for token_id in token_ids:
-        _check_count("stop_token_ids", token_id, 0, described="an id in stop_token_ids")
+        check_count("stop_token_ids", token_id, 0, described="an id in stop_token_ids")
     return token_ids
 
 
@@ -219,7 +219,7 @@ def _checked_bias(biases: object) -> dict[int, float]:
             f"logit_bias is {biases!r}; give a mapping of token ids to numbers", param="logit_bias"
         )
     for token_id in biases:
-        _check_count("logit_bias", token_id, 0, described="a key of logit_bias")
+        check_count("logit_bias", token_id, 0, described="a key of logit_bias")
     return {
         token_id: _checked_real(
             "logit_bias", bias, -100.0, 100.0, described=f"logit_bias of token {token_id}"
@@ -228,9 +228,14 @@ def _checked_bias(biases: object) -> dict[int, float]:
     }
 
 
-def _check_count(
+def check_count(
     name: str, value: object, low: int, high: int | None = None, *, described: str | None = None
 ) -> None:
+    """Refuse what is no whole number of a range; `described` is `name` in words.
+
+    Raises:
+        RequestError: names the value and the range.
+    """
     shown = described or name
     limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
     if isinstance(value, bool) or not isinstance(value, int):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError, RequestError
-from blockdraft.core.request import SamplingParams
+from blockdraft.core.request import SamplingParams, check_count
 from blockdraft.engine.engine import Engine
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.draft import dflash
@@ -74,10 +74,7 @@ class DraftModel(dflash.DraftModel):
             RequestError: a parameter is out of its range.
         """
         _check_input(input_ids)
-        if not _is_count(max_new_tokens):
-            raise RequestError(
-                f"max_new_tokens is {max_new_tokens!r}; give a whole number of at least 1"
-            )
+        check_count("max_new_tokens", max_new_tokens, 1)
         stop_ids = () if stop_token_ids is None else stop_token_ids
         params = SamplingParams(
             max_tokens=max_new_tokens,
@@ -126,12 +123,8 @@ def _check_input(input_ids: object) -> None:
         raise RequestError(f"input_ids have shape {list(input_ids.shape)}; {remedy}")
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _check_block_size(block_size: int, trained: int) -> None:
-    if not _is_count(block_size) or block_size > trained:
+    if type(block_size) is not int or not 1 <= block_size <= trained:
         raise RequestError(
             f"block_size is {block_size!r}; give a number from 1 (plain decoding) to {trained}, "
             "the size that the drafter was trained with"

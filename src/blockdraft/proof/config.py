@@ -5,6 +5,7 @@ from typing import Any
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.settings import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,14 +36,11 @@ class ProofConfig:
 
     def __post_init__(self) -> None:
         SamplingParams(max_tokens=self.max_tokens, seed=self.seed)
-        if not isinstance(self.one_of_a_kind, bool):
-            raise ConfigError(f"one_of_a_kind is {self.one_of_a_kind!r:.60}; give true or false")
+        require(self, "one_of_a_kind", isinstance(self.one_of_a_kind, bool), "true or false")
         for name in (one.name for one in fields(self) if one.name.startswith("num_")):
             value, least = getattr(self, name), int(name in NEEDED)
-            if type(value) is not int or not least <= value <= MOST:
-                raise ConfigError(
-                    f"{name} is {value!r:.60}; give a whole number from {least} to {MOST:,}"
-                )
+            is_good = type(value) is int and least <= value <= MOST
+            require(self, name, is_good, f"a whole number from {least} to {MOST:,}")
         if self.max_tokens < LEAST_TOKENS:
             raise ConfigError(
                 f"max_tokens is {self.max_tokens}; a proof needs {LEAST_TOKENS} at least"
