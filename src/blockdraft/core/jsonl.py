@@ -32,13 +32,17 @@ def read_jsonl(
             without it such a line raises the error.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no JSON object.
+        ConfigError: the file cannot be read, is one JSON list, or a line is no JSON object.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        # Editors on Windows begin a file with a byte order mark.
-        with opener(path, "rt", encoding="utf-8-sig") as lines:
+        # Editors on Windows begin a file with a byte order mark. Bytes that are no UTF-8 come as
+        # lone surrogates, so that `_parse` can say on which line they are.
+        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as lines:
             for number, line in enumerate(lines, 1):
+                if number == 1 and line.startswith("["):
+                    remedy = f"write each object on a line of its own (jq -c '.[]' {path})"
+                    raise bad_row(path, number, "the file is one JSON list", remedy)
                 if not line.strip() or (is_growing and not is_whole(line)):
                     continue
                 row = _parse(line, path, number, on_bad_row)
@@ -55,8 +59,19 @@ def read_all(path: Path, read_row: Callable[[dict[str, Any], int], T]) -> list[T
     """What `read_row` makes of every row and its line number.
 
     Raises:
-        ConfigError: the file cannot be read or holds no row, or lines are bad: all are named, up
-            to MOST_NAMED.
+        ConfigError: see `read_each`; or the file holds no row.
+    """
+    found = read_each(path, read_row)
+    if not found:
+        raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
+    return found
+
+
+def read_each(path: Path, read_row: Callable[[dict[str, Any], int], T]) -> list[T]:
+    """What `read_row` makes of every row and its line number; there may be none.
+
+    Raises:
+        ConfigError: the file cannot be read, or lines are bad: all are named, up to MOST_NAMED.
     """
     bad: list[ConfigError] = []
     found = []
@@ -71,8 +86,6 @@ def read_all(path: Path, read_row: Callable[[dict[str, Any], int], T]) -> list[T
         named = " | ".join(str(error) for error in bad[:MOST_NAMED])
         more = f" | and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
         raise ConfigError(f"{len(bad)} lines are bad: {named}{more}")
-    if not found:
-        raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
     return found
 
 
@@ -91,24 +104,35 @@ def _parse(
     line: str, path: Path, number: int, on_bad_row: Callable[[ConfigError], None] | None
 ) -> dict[str, Any] | None:
     """The row of a line; None if it is bad and was told to `on_bad_row`."""
+    remedy = "mend or delete that line"
     try:
-        row = json.loads(line)
-        reason = "it is no JSON object"
-        # An escape can say half of a character, which no file, hash or tokenizer takes.
-        if "\\ud" in line.lower():
-            json.dumps(row, ensure_ascii=False).encode()
+        line.encode()
     except UnicodeEncodeError:
-        row, reason = None, "a text in it has half of a character, a lone surrogate"
-    # Also of a number with too many digits, and of lists in lists in lists.
-    except (ValueError, RecursionError) as error:
-        row, reason = None, f"no JSON ({error})"
+        row, reason, remedy = None, "it is not in UTF-8", "save the file in UTF-8"
+    else:
+        row, reason = _row_of(line)
     if isinstance(row, dict):
         return row
-    bad = bad_row(path, number, reason, "mend or delete that line")
+    bad = bad_row(path, number, reason, remedy)
     if on_bad_row is None:
         raise bad
     on_bad_row(bad)
     return None
+
+
+def _row_of(line: str) -> tuple[Any, str]:
+    """What a line says, and why it is no row unless that is an object."""
+    try:
+        row = json.loads(line)
+        # An escape can say half of a character, which no file, hash or tokenizer takes.
+        if "\\ud" in line.lower():
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return None, "a text in it has half of a character, a lone surrogate"
+    # Also of a number with too many digits, and of lists in lists in lists.
+    except (ValueError, RecursionError) as error:
+        return None, f"no JSON ({error})"
+    return row, "it is no JSON object"
 
 
 def bad_row(path: Path, number: int, reason: str, remedy: str) -> ConfigError:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError, ModelError, reason_of
-from blockdraft.core.jsonl import bad_row, later_turns, prompt_text, read_jsonl, set_name
+from blockdraft.core.jsonl import bad_row, later_turns, prompt_text, read_each, set_name
 from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
 
@@ -31,7 +31,7 @@ CONTINUED_TOKENS = 48
 
 _QUESTIONS = ("question", "instruction", "problem", "query")
 
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "developer": "system"}
 """The other common names of who speaks."""
 
 
@@ -60,14 +60,12 @@ def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of one (gzipped) JSONL file.
 
     Raises:
-        ConfigError: the file is missing, or a row holds none.
+        ConfigError: the file is missing, or rows hold none: all of them are named.
     """
     name = set_name(path)
     # Named by its place among the rows, which an answered prompt is known by.
-    return [
-        prompt_of_row(row, name, place, path, number)
-        for place, (number, row) in enumerate(read_jsonl(path))
-    ]
+    places = itertools.count()
+    return read_each(path, lambda row, number: prompt_of_row(row, name, next(places), path, number))
 
 
 def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, number: int) -> Prompt:
@@ -79,7 +77,7 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
         place: of the row among the rows.
         path, number: where an error says that it was.
     """
-    id_ = str(row.get("id", f"{name}-{place}"))
+    id_ = f"{name}-{place}" if row.get("id") is None else str(row["id"])
     if chat := row.get("messages") or row.get("conversations"):
         system, turns = _turns_of_chat(chat, path, number)
         return Prompt(id=id_, set=name, text=turns[0], later=turns[1:], system=system)
@@ -104,13 +102,14 @@ def _question(row: Mapping[str, Any], key: str) -> Any:
 def _turns_of_chat(chat: Any, path: Path, number: int) -> tuple[str | None, tuple[str, ...]]:
     """(system message, the user's turns) of a chat."""
     remedy = 'give "messages": [{"role": "user", "content": "text"}, ...]'
-    system, turns = None, []
+    system, turns, roles = None, [], dict[str, None]()
     for message in chat if isinstance(chat, list) else [None]:
         if not isinstance(message, dict):
             raise bad_row(path, number, "its messages are no list of objects", remedy)
         role, text = message.get("role", message.get("from")), message.get("content")
-        text = message.get("value") if text is None else text
+        text = _joined_parts(message.get("value") if text is None else text)
         role = _ROLES.get(str(role), str(role))
+        roles[role] = None
         if role not in ("system", "user"):
             continue  # an answer, which may be calls of tools and no text
         if not isinstance(text, str):
@@ -120,8 +119,19 @@ def _turns_of_chat(chat: Any, path: Path, number: int) -> tuple[str | None, tupl
         elif text.strip():
             turns.append(text)
     if not turns:
-        raise bad_row(path, number, "no message is a user's", remedy)
+        reason = f"no message is a user's (its roles: {', '.join(roles)})"
+        if "user" in roles:
+            reason = "every message of the user is empty"
+        raise bad_row(path, number, reason, remedy)
     return system, tuple(turns)
+
+
+def _joined_parts(content: Any) -> Any:
+    """The text of a message that OpenAI's format divides into parts; anything else as it is."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
 
 
 def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -27,7 +27,9 @@ def write(path, rows):
     [
         ({"messages": "text"}, "no list of objects"),
         ({"messages": [{"role": "user"}]}, "a message has no text"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "no message is a user's"),
+        ({"messages": [{"role": "bot", "content": "a"}]}, r"a user's \(its roles: bot\)"),
+        ({"messages": [{"role": "user", "content": " "}]}, "every message of the user is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "has no text"),
         ({"text": " "}, "its text is empty"),
         ({"turns": ["one", " "]}, "a turn behind the first is no text, or empty"),
     ],
@@ -36,6 +38,13 @@ def test_bad_rows_are_named(tmp_path, row, reason):
     with pytest.raises(ConfigError, match=reason) as error:
         read_prompts(write(tmp_path / "p.jsonl", [row]))
     assert "p.jsonl, line 1" in str(error.value)
+
+
+def test_all_bad_rows_of_a_file_are_named(tmp_path):
+    rows = [{"prompt": "a"}, {"prompt": 1}, {"prompt": "b"}, {"text": ""}]
+    with pytest.raises(ConfigError, match=r"2 lines are bad: .*line 2: .*line 4: ") as error:
+        read_prompts(write(tmp_path / "p.jsonl", rows))
+    assert "line 3" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,18 @@ def test_a_chat_with_calls_of_tools_is_read(tmp_path):
     ]
     (prompt,) = read_prompts(write(tmp_path / "p.jsonl", [{"messages": chat}]))
     assert prompt.turns == ("weather?", "thanks")
+
+
+def test_openai_messages_of_parts_and_of_developers_are_read(tmp_path):
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    chat = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": parts}]
+    (prompt,) = read_prompts(write(tmp_path / "p.jsonl", [{"messages": chat}]))
+    assert (prompt.system, prompt.turns) == ("be kind", ("one two",))
+
+
+def test_an_id_of_null_is_none(tmp_path):
+    rows = [{"id": None, "prompt": "one"}, {"id": None, "prompt": "two"}]
+    assert [p.id for p in read_prompts(write(tmp_path / "p.jsonl", rows))] == ["p-0", "p-1"]
 
 
 def test_prompts_under_different_system_messages_are_different():
