@@ -165,16 +165,26 @@ def count_answer_tokens(examples: Sequence[Example]) -> Counter[int]:
     return TextStore.of(examples).count_answer_tokens()
 
 
-def unused_special_token(special_ids: Iterable[int], used: Set[int]) -> int:
-    """The first special token that is not `used` in the texts, to stand for a masked slot.
+def unused_special_token(special_ids: Iterable[int], used: Set[int], vocab_size: int) -> int:
+    """The first of the special tokens that no text uses, to stand for a masked slot.
 
     Raises:
-        ConfigError: all of them occur.
+        ConfigError: all of them are `used`; a token that is not is named, if there is one below
+            `vocab_size`.
     """
-    free = sorted(set(special_ids) - used)
-    if not free:
-        raise ConfigError("every special token occurs in the data; set mask_token_id yourself")
-    return free[0]
+    for token in special_ids:
+        if token not in used:
+            return token
+    free = next((token for token in reversed(range(vocab_size)) if token not in used), None)
+    if free is None:
+        raise ConfigError(
+            f"all {vocab_size} tokens of the vocabulary occur in the data, so none can stand for a "
+            "masked slot; give architecture=draft_model, which needs none, or other data"
+        )
+    raise ConfigError(
+        "every special token occurs in the data; set mask_token_id to a token that no text uses, "
+        f"such as {free}"
+    )
 
 
 Row = Sequence[int]

@@ -130,7 +130,7 @@ def _joined_parts(content: Any) -> Any:
     """The text of a message that OpenAI's format divides into parts; anything else as it is."""
     if not isinstance(content, list):
         return content
-    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in content]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else content
 
 

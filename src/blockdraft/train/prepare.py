@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.data.dataset import (
@@ -119,7 +119,9 @@ def shape_of(
     if mask_token_id is None:
         tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
         mask_token_id = unused_special_token(
-            tokenizer.all_special_ids, TextStore.of(examples).used_tokens()
+            _special_ids(tokenizer),
+            TextStore.of(examples).used_tokens(),
+            target.get_input_embeddings().weight.shape[0],
         )
     if used := count_answer_tokens(examples)[mask_token_id]:
         raise ConfigError(
@@ -135,6 +137,16 @@ def shape_of(
         dflash2=_dflash2_of(config),
         num_denoising_steps=config.num_denoising_steps or 1,
     )
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The special tokens that have a part, such as the end; then those of the vocabulary alone.
+
+    Llama 3 has hundreds of the second sort, and of the first only two, which every answer holds.
+    """
+    with_part = sorted(set(tokenizer.all_special_ids))
+    added = tokenizer.added_tokens_decoder.items()
+    return [*with_part, *sorted(id_ for id_, token in added if token.special)]
 
 
 def _num_features(config: TrainConfig) -> int:

@@ -206,6 +206,8 @@ def test_tokens_are_counted_in_answers_only():
 
 
 def test_mask_token_is_the_first_special_one_that_no_text_holds():
-    assert unused_special_token([3, 1, 9, 5], {1, 2, 3}) == 5
-    with pytest.raises(ConfigError, match="mask_token_id"):
-        unused_special_token([1, 2], {1, 2, 3})
+    assert unused_special_token([3, 1, 9, 5], {1, 2, 3}, 10) == 9
+    with pytest.raises(ConfigError, match=r"set mask_token_id to .*, such as 8"):
+        unused_special_token([1, 2], {1, 2, 3, 9}, 10)
+    with pytest.raises(ConfigError, match="all 4 tokens of the vocabulary occur"):
+        unused_special_token([1, 2], {0, 1, 2, 3}, 4)

@@ -5,8 +5,17 @@ import torch
 from transformers import Lfm2Config, MambaConfig
 
 from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.data.store import Example
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, feature_layers
-from tests.tiny import tiny_drafter, tiny_target
+from blockdraft.train.prepare import shape_of
+from tests.tiny import (
+    SPECIAL_TOKENS,
+    TEXT_VOCAB_SIZE,
+    tiny_drafter,
+    tiny_target,
+    tiny_tokenizer,
+)
+from tests.train_runs import small_config
 
 
 @pytest.mark.parametrize(
@@ -26,6 +35,16 @@ def test_no_layer_is_read_twice(num_layers, num_features, expected):
 def test_more_features_than_layers_are_refused():
     with pytest.raises(ConfigError, match="num_features is 5, and the target has 4 layers"):
         feature_layers(4, 5)
+
+
+def test_the_mask_may_be_a_special_token_that_has_no_part(tmp_path):
+    """As Llama 3 has them: begin and end are in every answer, and hundreds more are reserved."""
+    start, end, mask = tiny_tokenizer().convert_tokens_to_ids(SPECIAL_TOKENS)
+    config, target = small_config(tmp_path), tiny_target(vocab_size=TEXT_VOCAB_SIZE)
+    used = Example(id="a", set="s", prompt_ids=(start, 5), response_ids=(6, end))
+    assert shape_of(config, target, [used]).mask_token_id == mask
+    unused = Example(id="a", set="s", prompt_ids=(5,), response_ids=(6,))
+    assert shape_of(config, target, [unused]).mask_token_id == end
 
 
 SHAPE = {"num_layers": 2, "block_size": 6, "num_features": 2, "mask_token_id": 3}

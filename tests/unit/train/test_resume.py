@@ -196,7 +196,7 @@ def test_a_target_of_other_weights_is_another_run(config):
 def test_texts_that_use_the_mask_token_are_another_run(config, monkeypatch):
     """The mask token is chosen by the texts; a drafter learns one."""
     train(config)
-    monkeypatch.setattr(prepare, "unused_special_token", lambda special_ids, examples: 255)
+    monkeypatch.setattr(prepare, "unused_special_token", lambda *_: 255)
     with pytest.raises(ConfigError, match="another mask token; give a new folder"):
         train(config)
 
