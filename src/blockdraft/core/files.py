@@ -105,6 +105,16 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
+def check_room(path: Path, num_bytes: int) -> None:
+    """Raise DiskError if the disk that `path` is to be on has less room; its folder exists."""
+    free = shutil.disk_usage(path.parent).free
+    if num_bytes > free:
+        raise DiskError(
+            f"{path} needs {num_bytes / 2**20:,.0f} MiB and its disk has {free / 2**20:,.0f} MiB "
+            "free; make room, or give another folder"
+        )
+
+
 def reserve_disk(path: Path, num_bytes: int) -> None:
     """Make a file of zeros for which the disk is taken at once, where the system can do that.
 
@@ -114,13 +124,7 @@ def reserve_disk(path: Path, num_bytes: int) -> None:
     Raises:
         DiskError: the disk has less room.
     """
-    missing = num_bytes - (path.stat().st_size if path.exists() else 0)
-    free = shutil.disk_usage(path.parent).free
-    if missing > free:
-        raise DiskError(
-            f"{path} needs {missing / 2**20:,.0f} MiB and its disk has {free / 2**20:,.0f} MiB "
-            "free; make room, or give another folder"
-        )
+    check_room(path, num_bytes - (path.stat().st_size if path.exists() else 0))
     with path.open("ab") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)

@@ -82,9 +82,10 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     # torch's own writer says RuntimeError when the disk is full.
     except (OSError, RuntimeError) as error:
         reason, free = str(error).split("\n")[0], shutil.disk_usage(path.parent).free
+        then = "goes on from the state before" if path.exists() else "begins anew"
         raise DiskError(
             f"cannot write {path}: {reason}; its disk has {free / 2**20:.0f} MiB free; make room "
-            "and start again, which goes on from the state before"
+            f"and start again, which {then}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from safetensors import safe_open
 from transformers import PhiConfig, PhiForCausalLM
 
-from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.errors import ConfigError, DiskError, ModelError
 from blockdraft.core.progress import Progress
 from blockdraft.data.store import Example
 from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
@@ -271,6 +272,17 @@ def test_a_state_that_is_loaded_is_the_one_that_was_saved(
     assert one.num_steps == 4
     for own, same in zip(one.head.parameters(), other.head.parameters(), strict=True):
         assert torch.equal(own, same)
+
+
+def test_a_disk_without_room_is_said_before_the_training(config: HeadConfig) -> None:
+    usage = shutil.disk_usage("/")._replace(free=2**10)
+    with (
+        patch.object(shutil, "disk_usage", lambda path: usage),
+        patch.object(run_module._HeadRun, "_learn") as learn,
+        pytest.raises(DiskError, match=f"{HEAD_STATE} needs .* MiB free; make room"),
+    ):
+        train_head(config)
+    assert not learn.called
 
 
 def test_states_are_saved_on_the_way(config: HeadConfig) -> None:

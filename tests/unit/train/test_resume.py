@@ -221,10 +221,12 @@ def test_a_disk_that_fills_up_leaves_the_state_before(config, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(DiskError, match=r"No space left on device; .* MiB free; make room"):
+    with pytest.raises(DiskError, match=r"No space left on device; .* goes on from the state bef"):
         train(dataclasses.replace(config, max_steps=12))
     assert (config.out / "state.pt").read_bytes() == before
     assert not list(config.out.glob("*.part"))
+    with pytest.raises(DiskError, match=r"MiB free; make room and start again, which begins anew"):
+        train(dataclasses.replace(config, out=config.out / "another"))
 
 
 def fails(error):

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
+from blockdraft.core.files import (
+    check_output_folder,
+    check_room,
+    folder_lock,
+    full_disk_refused,
+)
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.core.threads import ENVIRONMENT
 from blockdraft.core.words import counted
@@ -44,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 CPU_TOKENS, GPU_TOKENS = 1024, 32_768
 """Of the texts of a step."""
+BYTES_PER_PARAMETER = 16
+"""On disk: the weights and two moments in a state, and the weights in the head, in float32."""
 SAVE_MINUTES = 5.0
 """Between two saved states."""
 NUM_SHOWN = 10
@@ -110,6 +117,8 @@ class _HeadRun:
                 "(--states) it reads them once"
             )
         head = known or new_head(target, examples, config)
+        num_parameters = sum(own.numel() for own in head.parameters())
+        check_room(config.drafter / HEAD_STATE, BYTES_PER_PARAMETER * num_parameters)
         self.trained = {
             "target": sha256,
             "answers": texts_sha256(examples),
@@ -129,7 +138,7 @@ class _HeadRun:
             *(
                 counted(len(examples), "answer"),
                 len(self.held_out),
-                sum(own.numel() for own in head.parameters()),
+                num_parameters,
             ),
             ", ".join(map(str, target.layer_ids)),
         )
