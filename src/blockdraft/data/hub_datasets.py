@@ -14,7 +14,7 @@ _COLON = re.compile(r":(?![^\[]*\])")
 
 
 def read_dataset(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of "name", "name:split" or "name:config:split", without what is None in them.
+    """Yield the rows of "name", "name:split" or "name:config:split".
 
     "name@revision" is a branch, tag or commit of a data set. The split is "train" unless given, and
     may be a slice of one. A folder is read where it lies: one that `save_to_disk` wrote, or one of
@@ -44,5 +44,4 @@ def read_dataset(name: str) -> Iterator[dict[str, Any]]:
             f"cannot load the data set {name!r}: {reason}; check NAME:CONFIG:SPLIT "
             "and network, or give a folder"
         ) from error
-    for row in loaded:
-        yield {key: value for key, value in row.items() if value is not None}
+    yield from loaded

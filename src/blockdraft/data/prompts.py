@@ -72,16 +72,17 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
     """The prompt of a row.
 
     Args:
-        row: see this module.
+        row: see this module; what is None counts as left out.
         name: of the set; with `place` it names a prompt without an id.
         place: of the row among the rows.
         path, number: where an error says that it was.
     """
-    id_ = f"{name}-{place}" if row.get("id") is None else str(row["id"])
+    row = {key: value for key, value in row.items() if value is not None}
+    id_ = str(row.get("id", f"{name}-{place}"))
     if chat := row.get("messages") or row.get("conversations"):
         system, turns = _turns_of_chat(chat, path, number)
         return Prompt(id=id_, set=name, text=turns[0], later=turns[1:], system=system)
-    asked = [key for key in _QUESTIONS if row.get(key) is not None]
+    asked = [key for key in _QUESTIONS if key in row]
     if asked and not {"turns", "prompt"} & row.keys():
         row = {"prompt": _question(row, asked[0])}
     elif "text" in row and not {"turns", "prompt"} & row.keys():
@@ -113,7 +114,8 @@ def _turns_of_chat(chat: Any, path: Path, number: int) -> tuple[str | None, tupl
         if role not in ("system", "user"):
             continue  # an answer, which may be calls of tools and no text
         if not isinstance(text, str):
-            raise bad_row(path, number, "a message has no text", remedy)
+            reason = "parts that are no text" if isinstance(text, list) else "no text"
+            raise bad_row(path, number, f"a message has {reason}", remedy)
         if role == "system":
             system = text
         elif text.strip():
