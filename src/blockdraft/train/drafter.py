@@ -131,7 +131,7 @@ def feature_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]
         ConfigError: there are fewer layers than features.
     """
     ids = default_target_layer_ids(num_target_layers, num_features)
-    if len(set(ids)) == num_features:
+    if len(set(ids)) == num_features and min(ids) >= 0:
         return ids
     if num_features > num_target_layers:
         raise ConfigError(

@@ -26,6 +26,7 @@ from tests.train_runs import small_config
         (4, 3, (0, 1, 3)),
         (4, 4, (0, 1, 2, 3)),
         (8, 6, (0, 1, 2, 4, 5, 7)),
+        (2, 2, (0, 1)),
     ],
 )
 def test_no_layer_is_read_twice(num_layers, num_features, expected):
