@@ -59,12 +59,12 @@ def _turn_id(prompt: Prompt, turn: int) -> str:
 
 def jobs_for(asked: Sequence[Asked], config: DataConfig, answered: Answered) -> Iterator[Job]:
     """What is to be answered, and what was cut off at fewer tokens than are asked for now."""
-    num_skipped = 0
+    too_long = set[str]()
     for key, prompt, ids in asked:
         if key in answered and not answered[key].is_cut_below(config.max_tokens):
             continue
         if len(ids) > config.max_prompt_tokens:
-            num_skipped += 1
+            too_long.add(key[0])
             continue
         name, temperature, sample = key
         yield Job(
@@ -75,8 +75,11 @@ def jobs_for(asked: Sequence[Asked], config: DataConfig, answered: Answered) -> 
             temperature=temperature,
             sample=sample,
         )
-    if num_skipped:
-        logger.warning("prompts left out as too long: %d; raise max_prompt_tokens", num_skipped)
+    if too_long:
+        logger.warning(
+            "prompts left out as too long: %d; raise max_prompt_tokens (it is %d)",
+            *(len(too_long), config.max_prompt_tokens),
+        )
 
 
 def check_same_prompts(
