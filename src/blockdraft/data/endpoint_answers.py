@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import islice
@@ -80,7 +80,14 @@ class Endpoint:
         url, key = url.rstrip("/"), os.environ.get(KEY_VARIABLE, "")
         if model is not None:
             return cls(url, model, key)
-        listed = cls(url, "", key).call("/models", None)
+
+        def tell(reason: str) -> None:
+            logger.warning(
+                "endpoint %s does not answer (%s); it is tried again for about a minute",
+                *(url, reason),
+            )
+
+        listed = cls(url, "", key).call("/models", None, tell)
         try:
             names = [str(entry["id"]) for entry in listed["data"]]
         except (KeyError, TypeError) as error:
@@ -94,8 +101,18 @@ class Endpoint:
             )
         return cls(url, names[0], key)
 
-    def call(self, path: str, body: Mapping[str, Any] | None) -> Any:
+    def call(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        on_retry: Callable[[str], None] = lambda reason: None,
+    ) -> Any:
         """The JSON of an answer; what may pass is tried again.
+
+        Args:
+            path: behind the URL.
+            body: sent as JSON; None asks without one.
+            on_retry: is told why the first try failed.
 
         Raises:
             ConfigError: it wants another key, or knows no such route or model.
@@ -104,6 +121,8 @@ class Endpoint:
         """
         reason = ""
         for attempt in range(NUM_TRIES):
+            if attempt == 1:
+                on_retry(reason)
             if attempt:
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1))
                 time.sleep(pause * random.uniform(0.5, 1.0))

@@ -222,12 +222,14 @@ def test_the_model_is_the_only_one_or_named():
     assert asked[0][1]["model"] == "b"
 
 
-def test_nobody_there(monkeypatch):
-    monkeypatch.setattr(endpoint_answers, "NUM_TRIES", 2)
+def test_nobody_there(monkeypatch, caplog):
+    monkeypatch.setattr(endpoint_answers, "NUM_TRIES", 3)
     with server_of() as (url, _):
         pass
-    with pytest.raises(NetworkError, match=r"failed 2 times, at last with: .*refused"):
+    with pytest.raises(NetworkError, match=r"failed 3 times, at last with: .*refused"):
         Endpoint.find(url, None)
+    # Else nothing would be said for a minute.
+    assert caplog.text.count("does not answer") == 1
 
 
 @pytest.mark.parametrize(
