@@ -1,6 +1,7 @@
 """The config of a target, and why some models cannot be one, before anything else is loaded."""
 
 import json
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,26 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from blockdraft.core.errors import ModelError, reason_of
 
+_DRAFTER_KEYS = ("dflash_config", "eagle_config", "speculators_model_type", "draft_vocab_size")
+"""That no target's config has."""
+
 
 def load_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
     """The config of a target.
 
     Raises:
         ModelError: it is missing or damaged, of a kind that transformers does not know, or needs
-            code of its own, which is run with `trust_remote_code` only; or it is an
-            encoder-decoder.
+            code of its own, which is run with `trust_remote_code` only; or it is a drafter or
+            an encoder-decoder.
     """
     path = folder / "config.json"
     raw = _read(path)
     kind = raw.get("model_type")
+    if (mark := _mark_of_drafter(raw)) is not None:
+        raise ModelError(
+            f"{folder} holds a drafter ({mark}), which cannot be a target; give the model that it "
+            "drafts for, and this one as the drafter"
+        )
     if kind is not None and kind not in CONFIG_MAPPING and not trust_remote_code:
         _refuse_unknown(folder, kind, has_code="auto_map" in raw)
     try:
@@ -46,6 +55,15 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return raw if isinstance(raw, dict) else {}
+
+
+def _mark_of_drafter(raw: Mapping[str, Any]) -> str | None:
+    """By what a config is told to be a drafter's, though its `model_type` is that of its layers."""
+    named = raw.get("architectures")
+    for name in map(str, named if isinstance(named, list) else ()):
+        if name.endswith("DraftModel") or "eagle3" in name.lower():
+            return name
+    return next((key for key in _DRAFTER_KEYS if raw.get(key) is not None), None)
 
 
 def _refuse_unknown(folder: Path, kind: str, *, has_code: bool) -> None:

@@ -27,6 +27,7 @@ from tests.command_line import refusal
 from tests.parity.test_architectures import IN_ONE_FORWARD, REFUSED, build
 from tests.tiny import (
     TEXT_VOCAB_SIZE,
+    edit_json,
     tiny_drafter_folder,
     tiny_target,
     tiny_target_folder,
@@ -180,6 +181,18 @@ def test_code_of_a_model_is_run_only_if_it_is_trusted(own_code: Path, tmp_path: 
     assert list(stock.token_ids) == expected[0, 3:].tolist()
     assert list(compare_with_stock(llm, [], lambda case: None)) == []
     assert kv_bytes_per_token(llm).target > 0
+
+
+def test_a_drafter_in_the_place_of_its_target_is_refused(tmp_path: Path) -> None:
+    target, drafter = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path)
+    said = refusal("models", "check", drafter, target)
+    assert "holds a drafter (DFlashDraftModel), which cannot be a target" in said
+    edit_json(target / "config.json", draft_vocab_size=32)
+    with pytest.raises(ModelError, match=r"holds a drafter \(draft_vocab_size\)"):
+        load_target_model(target, torch.float32)
+    edit_json(target / "config.json", architectures=["LlamaForCausalLMEagle3"])
+    with pytest.raises(ModelError, match=r"holds a drafter \(LlamaForCausalLMEagle3\)"):
+        load_tokenizer(target)
 
 
 def test_a_model_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
