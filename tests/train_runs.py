@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from blockdraft.train import trainer
+from blockdraft.train import training_run
 from blockdraft.train.config import TrainConfig
 from tests.tiny import tiny_target_folder
 
@@ -67,7 +67,7 @@ def small_config(folder: Path, **changes: Any) -> TrainConfig:
 @contextmanager
 def broken_off(at: int) -> Iterator[None]:
     """A run inside ends at that step, and nothing is saved on the way out, as if it was killed."""
-    step = trainer._Run._next_step
+    step = training_run.TrainingRun.next_step
 
     def break_off(run: Any) -> None:
         if run.step == at:
@@ -75,7 +75,7 @@ def broken_off(at: int) -> Iterator[None]:
         step(run)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer._Run, "_next_step", break_off)
+        patch.setattr(training_run.TrainingRun, "next_step", break_off)
         with pytest.raises(KeyboardInterrupt):
             yield
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blockdraft.data.config import DataConfig
     from blockdraft.train.config_file import RunFile
     from blockdraft.train.estimate import Estimate
-    from blockdraft.train.trainer import TrainResult
+    from blockdraft.train.training_run import TrainResult
 
 
 def _print_keys(wanted: bool) -> None:

@@ -21,7 +21,8 @@
    target's layers out among them.
 8. `evaluate.py` walks over held-out answers; `true_tau.py` decodes with the engine that serves. The
    difference is the gap between training and serving, and should be small.
-9. `trainer.py` holds it together: step, evaluate, save. What it leaves: `drafter/` (the best) and
-   `last/`, `log.jsonl` (`run_log.py`), `index.html` (`report.py`), `state.pt` (`run_state.py`).
+9. `training_run.py` holds it together: step, evaluate, save; `trainer.py` begins and ends a run,
+   and times its steps. What a run leaves: `drafter/` (the best) and `last/`, `log.jsonl`
+   (`run_log.py`), `index.html` (`report.py`), `state.pt` (`run_state.py`).
 10. `hydra/` trains a head beside a drafter that exists, on the same answers.
 """

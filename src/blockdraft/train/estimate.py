@@ -21,7 +21,8 @@ from blockdraft.train.kinds.base import DrafterShape
 from blockdraft.train.parallel import launched
 from blockdraft.train.prepare import BYTES_PER_PARAMETER
 from blockdraft.train.texts import Texts
-from blockdraft.train.trainer import NUM_TIMED, time_steps
+from blockdraft.train.trainer import time_steps
+from blockdraft.train.training_run import NUM_TIMED
 
 
 @dataclass(frozen=True, kw_only=True)

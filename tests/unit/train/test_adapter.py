@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.layers.quantized import dequantize
 from blockdraft.models.target.loading import load_target_model
-from blockdraft.train import trainer
+from blockdraft.train import training_run
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.trainer import train
 from tests.tiny import tiny_drafter_folder
@@ -76,13 +76,13 @@ def test_other_kinds_of_drafters_have_no_such_part(architecture: str, tmp_path: 
 def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The targets that runs read."""
     found: list[Any] = []
-    own = trainer.FrozenTarget
+    own = training_run.FrozenTarget
 
     def noted(model: Any, *args: Any) -> Any:
         found.append(model)
         return own(model, *args)
 
-    monkeypatch.setattr(trainer, "FrozenTarget", noted)
+    monkeypatch.setattr(training_run, "FrozenTarget", noted)
     return iter([found])
 
 

@@ -15,7 +15,7 @@ from blockdraft.cli.train import _print_result
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
-from blockdraft.train import estimate, trainer
+from blockdraft.train import estimate, training_run
 from blockdraft.train.advice import (
     LEAST_ANSWERS,
     LEAST_HELD_OUT,
@@ -28,7 +28,8 @@ from blockdraft.train.batches import Batches
 from blockdraft.train.estimate import estimate_run
 from blockdraft.train.report import MAX_POINTS, NUM_COLORS, write_report
 from blockdraft.train.run_log import LOG, append_log, forget_after, read_log
-from blockdraft.train.trainer import TrainResult, train
+from blockdraft.train.trainer import train
+from blockdraft.train.training_run import TrainResult
 from tests.tiny import TEXT_VOCAB_SIZE
 from tests.train_runs import small_config
 
@@ -72,9 +73,11 @@ def test_the_plan_says_what_the_run_will_be(config, tmp_path):
 
 def test_a_plan_times_steps_alone_and_leaves_nothing(config, monkeypatch):
     for name in ("HeldOut", "describe_target", "real_decoding"):
-        monkeypatch.setattr(trainer, name, lambda *_, name=name: pytest.fail(f"{name} is no step"))
+        monkeypatch.setattr(
+            training_run, name, lambda *_, name=name: pytest.fail(f"{name} is no step")
+        )
     clock = iter(range(100))
-    monkeypatch.setattr(trainer.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(training_run.time, "monotonic", lambda: float(next(clock)))
     told = estimate_run(dataclasses.replace(config, max_steps=90))
     # A step reads the clock twice itself, and the estimate before and behind it.
     assert told.step_seconds == 3.0
@@ -137,7 +140,7 @@ def test_a_run_by_the_clock_warns_once_it_knows_how_long_a_step_takes(config, ca
 
 def test_a_run_that_ends_below_plain_says_so_last(config, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        trainer._Run,
+        training_run.TrainingRun,
         "_measure",
         lambda run, model: {
             "step": run.step,

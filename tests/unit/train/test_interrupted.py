@@ -17,13 +17,14 @@ from blockdraft.core.errors import INTERRUPTED
 from blockdraft.data import generate as data
 from blockdraft.data.config import DataConfig
 from blockdraft.models.draft.dflash import DraftModel
-from blockdraft.train import stopping, trainer
+from blockdraft.train import stopping, training_run
 from blockdraft.train.__main__ import main
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run
 from blockdraft.train.keys import describe_keys
 from blockdraft.train.run_state import saved_step
 from blockdraft.train.stopping import Stopped, StopSignals
+from blockdraft.train.trainer import train
 from tests.interrupting_log import interrupting_log
 from tests.serving import wait_until
 from tests.tiny import TEXT_VOCAB_SIZE
@@ -41,14 +42,14 @@ def settings_of(config):
 
 
 def interrupt_at(monkeypatch, last):
-    step = trainer._Run._next_step
+    step = training_run.TrainingRun.next_step
 
     def interrupted(run):
         if run.step == last:
             raise KeyboardInterrupt
         step(run)
 
-    monkeypatch.setattr(trainer._Run, "_next_step", interrupted)
+    monkeypatch.setattr(training_run.TrainingRun, "next_step", interrupted)
 
 
 def interrupt_answers(monkeypatch):
@@ -87,9 +88,9 @@ def test_a_signal_saves_the_state_and_ends_with_its_status(config, number):
         _, said = process.communicate(timeout=120)
     assert process.returncode == 128 + number, said
     done = steps_of(config.out)
-    assert saved_step(config.out / trainer.STATE) == done[-1]
+    assert saved_step(config.out / training_run.STATE) == done[-1]
     assert f"goes on from step {done[-1]}" in said.splitlines()[-1]
-    trainer.train(replace(config, max_steps=done[-1] + 2))
+    train(replace(config, max_steps=done[-1] + 2))
     assert steps_of(config.out) == [*range(1, done[-1] + 3)]
 
 
@@ -115,11 +116,13 @@ def test_a_signal_may_come_while_the_log_is_written():
 
 def test_a_signal_during_an_evaluation_ends_the_run(config, monkeypatch):
     monkeypatch.setattr(
-        trainer.HeldOut, "evaluate", lambda self, model, tick: [signal.raise_signal(15), tick()]
+        training_run.HeldOut,
+        "evaluate",
+        lambda self, model, tick: [signal.raise_signal(15), tick()],
     )
     with pytest.raises(Stopped):
-        trainer.train(config)
-    assert saved_step(config.out / trainer.STATE) == 0
+        train(config)
+    assert saved_step(config.out / training_run.STATE) == 0
 
 
 def test_answers_that_are_broken_off(config, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
-from blockdraft.train import prepare, run_folder, trainer
+from blockdraft.train import prepare, run_folder, training_run
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.hydra.state import HEAD_STATE
 from blockdraft.train.run_folder import RunFolder
@@ -72,13 +72,13 @@ def test_the_best_drafter_is_never_one_that_a_killed_run_forgot(config, at, best
     """Killed in the evaluation of step 6, which is the best only the first time that it is made."""
     scores = {0: 1.0, 2: 2.0, 4: 3.0, 6: 5.0, 8: 2.9, 10: 2.5}
     config = dataclasses.replace(config, eval_steps=2, save_minutes=1000.0)
-    measure = trainer._Run._measure
+    measure = training_run.TrainingRun._measure
 
     def scored(run, model):
         return measure(run, model) | {"true_tau": {"all": scores[run.step]}}
 
-    monkeypatch.setattr(trainer._Run, "_measure", scored)
-    owner = trainer._Run if at == "_save" else RunFolder
+    monkeypatch.setattr(training_run.TrainingRun, "_measure", scored)
+    owner = training_run.TrainingRun if at == "_save" else RunFolder
     with monkeypatch.context() as patch:
         patch.setattr(owner, at, dies_in(getattr(owner, at), config.out))
         with pytest.raises(KeyboardInterrupt):
@@ -258,12 +258,12 @@ def test_other_errors_are_not_taken_for_a_full_disk(config, monkeypatch):
 
 def test_a_hydra_head_beside_the_best_drafter_outlives_a_longer_run(config, monkeypatch):
     """A head takes an hour, and a run that goes on finds better drafters; a new run begins bare."""
-    measure = trainer._Run._measure
+    measure = training_run.TrainingRun._measure
 
     def better_each_time(run, model):
         return measure(run, model) | {"true_tau": {"all": 1.0 + run.step}}
 
-    monkeypatch.setattr(trainer._Run, "_measure", better_each_time)
+    monkeypatch.setattr(training_run.TrainingRun, "_measure", better_each_time)
     head = train(config).drafter / HEAD_NAME
     head.write_bytes(b"a head")
     # Another one is in training.
@@ -276,7 +276,7 @@ def test_a_hydra_head_beside_the_best_drafter_outlives_a_longer_run(config, monk
     assert head.read_bytes() == b"a head"
     assert all(path.exists() for path in others)
     assert (result.drafter / NGRAMS_NAME).exists()
-    (config.out / trainer.STATE).unlink()
+    (config.out / training_run.STATE).unlink()
     train(config)
     assert not head.exists()
 
@@ -285,12 +285,12 @@ def test_a_hydra_head_beside_the_best_drafter_outlives_a_longer_run(config, monk
 @pytest.mark.parametrize("max_steps", [10, 12])
 def test_a_drafter_that_was_deleted_is_written_again(config, monkeypatch, deleted, max_steps):
     """The best one was that of the beginning, which no later evaluation brings back."""
-    measure = trainer._Run._measure
+    measure = training_run.TrainingRun._measure
 
     def worse_each_time(run, model):
         return measure(run, model) | {"true_tau": {"all": 9.0 - run.step}}
 
-    monkeypatch.setattr(trainer._Run, "_measure", worse_each_time)
+    monkeypatch.setattr(training_run.TrainingRun, "_measure", worse_each_time)
     train(config)
     for name in deleted:
         shutil.rmtree(config.out / name)

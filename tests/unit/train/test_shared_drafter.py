@@ -98,9 +98,9 @@ def test_target_and_drafter_may_both_be_shared(tmp_path):
 
 KILLED_AT_FIVE = """
 import os
-from blockdraft.train import trainer
-step = trainer._Run._next_step
-trainer._Run._next_step = lambda run: os._exit(9) if run.step == 5 else step(run)
+from blockdraft.train import training_run
+step = training_run.TrainingRun.next_step
+training_run.TrainingRun.next_step = lambda run: os._exit(9) if run.step == 5 else step(run)
 """
 
 

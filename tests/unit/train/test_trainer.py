@@ -20,7 +20,7 @@ from blockdraft.models.draft.vocabulary import write_draft_vocabulary
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
-from blockdraft.train import prepare, run_state, trainer, true_tau
+from blockdraft.train import prepare, run_state, training_run, true_tau
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.estimate import estimate_run
 from blockdraft.train.optimizer import DraftOptimizer, lr_share
@@ -163,13 +163,13 @@ def test_every_way_of_training_learns_and_resumes(config, changes):
 
 def test_only_the_drafter_changes(config, monkeypatch):
     targets = []
-    load = trainer.load_target_model
+    load = training_run.load_target_model
 
     def remember(*args, **options):
         targets.append(load(*args, **options))
         return targets[-1]
 
-    monkeypatch.setattr(trainer, "load_target_model", remember)
+    monkeypatch.setattr(training_run, "load_target_model", remember)
     start = tiny_drafter_folder(config.out.parent, target_layer_ids=LAYER_IDS)
     result = train(dataclasses.replace(config, init_from=start, held_out_share=0.2))
     fresh = load(config.target, torch.float32, "cpu").state_dict()
@@ -254,7 +254,7 @@ def test_a_run_that_goes_on_has_a_part_of_its_disk_already(config, monkeypatch):
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
         with pytest.raises(ConfigError, match="its disk has"):
             train(dataclasses.replace(config, out=config.out.parent / "new"))
-        free = (config.out / trainer.STATE).stat().st_size * 2
+        free = (config.out / training_run.STATE).stat().st_size * 2
         with pytest.raises(ConfigError, match="its disk has"):
             train(dataclasses.replace(config, out=config.out.parent / "new"))
         assert train(dataclasses.replace(config, max_steps=11)).num_steps == 11
@@ -288,14 +288,14 @@ def test_an_out_folder_that_holds_something_else_is_refused(config):
 
 
 def test_a_target_without_a_list_of_layers_is_refused(config, monkeypatch):
-    load = trainer.load_target_model
+    load = training_run.load_target_model
 
     def hidden(*args, **options):
         model = load(*args, **options)
         model.get_decoder = lambda: torch.nn.Linear(1, 1)
         return model
 
-    monkeypatch.setattr(trainer, "load_target_model", hidden)
+    monkeypatch.setattr(training_run, "load_target_model", hidden)
     with pytest.raises(ModelError, match="keeps no list of decoder layers"):
         train(config)
 
