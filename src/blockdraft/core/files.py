@@ -106,11 +106,14 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def check_room(path: Path, num_bytes: int) -> None:
-    """Raise DiskError if the disk that `path` is to be on has less room; its folder exists."""
-    free = shutil.disk_usage(path.parent).free
+    """Raise DiskError if the disk that `path` is to be on has less room."""
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
     if num_bytes > free:
         raise DiskError(
-            f"{path} needs {num_bytes / 2**20:,.0f} MiB and its disk has {free / 2**20:,.0f} MiB "
+            f"{path} needs {num_bytes / 2**20:,.1f} MiB and its disk has {free / 2**20:,.1f} MiB "
             "free; make room, or give another folder"
         )
 

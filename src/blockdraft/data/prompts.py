@@ -2,9 +2,9 @@
 
 A prompt is what a user says, in one turn or in several. A row of a file holds, beside an optional
 `id`, one of: `messages` or `conversations` (a chat, whose answers are dropped because the target
-gives its own), `turns`, `prompt`, a question as data sets name it (`question`, `instruction` with
-its `input` if there is one, `problem`, `query`), or `text` (plain text, whose beginning is
-continued). The first of these counts.
+gives its own), `turns`, `prompt` (text, or a chat as TRL has it), a question as data sets name it
+(`question`, `instruction` with its `input` if there is one, `problem`, `query`), or `text` (plain
+text, whose beginning is continued). The first of these counts.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
     """
     row = {key: value for key, value in row.items() if value is not None}
     id_ = str(row.get("id", f"{name}-{place}"))
-    if chat := row.get("messages") or row.get("conversations"):
+    if chat := _chat_of(row):
         system, turns = _turns_of_chat(chat, path, number)
         return Prompt(id=id_, set=name, text=turns[0], later=turns[1:], system=system)
     asked = [key for key in _QUESTIONS if key in row]
@@ -91,6 +91,13 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
         return Prompt(id=id_, set=name, text=row["text"], is_plain=True)
     text, later = prompt_text(row, path, number), later_turns(row, path, number)
     return Prompt(id=id_, set=name, text=text, later=later)
+
+
+def _chat_of(row: Mapping[str, Any]) -> Any:
+    """The messages of a row, which TRL's conversations have in `prompt`; nothing if it has none."""
+    prompt = None if "turns" in row else row.get("prompt")
+    is_chat = isinstance(prompt, list) and all(isinstance(part, dict) for part in prompt)
+    return row.get("messages") or row.get("conversations") or (prompt if is_chat else None)
 
 
 def _question(row: Mapping[str, Any], key: str) -> Any:

@@ -1,7 +1,6 @@
 """What a run needs to know and to check before the long work starts."""
 
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.files import check_room
 from blockdraft.data.dataset import (
     count_answer_tokens,
     read_examples,
@@ -289,7 +289,7 @@ def limit_vocabulary(
 
 
 def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_width: int) -> None:
-    """Raise ConfigError unless the run's files fit their disks.
+    """Raise DiskError unless the run's files fit their disks.
 
     Args:
         config: of the run.
@@ -305,22 +305,10 @@ def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_
         size = torch.finfo(resolve_dtype(config.dtype, config.device)).bits // 8
         needed.append((config.feature_cache, num_tokens * state_width * size))
     for folder, num_bytes in needed:
-        free = shutil.disk_usage(_existing(folder)).free
-        if free < num_bytes:
-            raise ConfigError(
-                f"{folder} needs {num_bytes / 2**20:,.1f} MiB and its disk has "
-                f"{free / 2**20:,.1f} MiB free; make room, or give another folder"
-            )
+        check_room(folder, num_bytes)
 
 
 def _num_written(out: Path) -> int:
     """Bytes of the state and the drafters that an earlier part of the run left."""
     paths = [out / STATE, *(path for name in (BEST, LAST) for path in (out / name).glob("*"))]
     return sum(path.stat().st_size for path in paths if path.is_file() and path.name not in BESIDE)
-
-
-def _existing(folder: Path) -> Path:
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return folder

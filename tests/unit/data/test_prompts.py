@@ -87,6 +87,15 @@ def test_openai_messages_of_parts_and_of_developers_are_read(tmp_path):
     assert (prompt.system, prompt.turns) == ("be kind", ("one two",))
 
 
+def test_a_prompt_of_messages_is_a_chat(tmp_path):
+    told, asked = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}
+    rows = [{"prompt": [told, asked]}, {"turns": ["How?"], "prompt": [asked]}, {"prompt": "Who?"}]
+    path = tmp_path / "trl.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = [(prompt.system, prompt.text) for prompt in read_prompts(path)]
+    assert found == [("Be brief.", "Why?"), (None, "How?"), (None, "Who?")]
+
+
 def test_an_id_of_null_is_none(tmp_path):
     rows = [{"id": None, "prompt": "one"}, {"id": None, "prompt": "two"}]
     assert [p.id for p in read_prompts(write(tmp_path / "p.jsonl", rows))] == ["p-0", "p-1"]

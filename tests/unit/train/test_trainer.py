@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.errors import ConfigError, DiskError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.prompts import Prompt, prompt_ids
 from blockdraft.models.draft.dflash import DraftModel
@@ -242,7 +242,7 @@ def test_a_drafter_to_continue_from_takes_the_vocabulary_of_the_settings(config)
 
 def test_a_disk_that_is_too_small_is_said_at_once(config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(ConfigError, match=r"needs .* MiB and its disk has 0\.0 MiB free"):
+    with pytest.raises(DiskError, match=r"needs .* MiB and its disk has 0\.0 MiB free"):
         train(config)
 
 
@@ -252,10 +252,10 @@ def test_a_run_that_goes_on_has_a_part_of_its_disk_already(config, monkeypatch):
     free = 0
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-        with pytest.raises(ConfigError, match="its disk has"):
+        with pytest.raises(DiskError, match="its disk has"):
             train(dataclasses.replace(config, out=config.out.parent / "new"))
         free = (config.out / training_run.STATE).stat().st_size * 2
-        with pytest.raises(ConfigError, match="its disk has"):
+        with pytest.raises(DiskError, match="its disk has"):
             train(dataclasses.replace(config, out=config.out.parent / "new"))
         assert train(dataclasses.replace(config, max_steps=11)).num_steps == 11
 
