@@ -114,16 +114,16 @@ def _measure_concurrency(
 
     from blockdraft.bench.load import concurrency_report as report
     from blockdraft.bench.load.concurrency import (
-        ConcurrencyBench,
         accounts_of,
         keeping_up,
+        measure_concurrency,
         point_figures,
         ways_of,
     )
 
     num_runs = len(config.concurrency) * config.repeats * len(ways_of(config))
     progress = Progress("concurrency", num_runs, "runs")
-    runs = ConcurrencyBench(llm).run(workload, config, progress.advance)
+    runs = measure_concurrency(llm, workload, config, progress.advance)
     publish(report.concurrency_json(llm, config, runs), output, as_json=as_json)
     if not as_json:
         print(headline(llm))
@@ -202,12 +202,12 @@ def _measure_never_slower(
 
     from blockdraft.bench.bad_drafters import make_bad
     from blockdraft.bench.load import concurrency_report as report
-    from blockdraft.bench.load.never_slower import NeverSlowerBench, pair_figures
+    from blockdraft.bench.load.never_slower import measure_never_slower, pair_figures
 
     if bad_drafter != "no":
         make_bad(llm, bad_drafter)
     progress = Progress("never slower", len(config.concurrency) * config.pairs, "pairs")
-    measured = NeverSlowerBench(llm, baseline).run(workload, config, progress.advance)
+    measured = measure_never_slower(llm, baseline, workload, config, progress.advance)
     described = report.never_slower_json(llm, config, measured) | {"bad_drafter": bad_drafter}
     publish(described, output, as_json=as_json)
     if not as_json:

@@ -90,10 +90,10 @@ def _measure(
     from rich.console import Console
 
     from blockdraft.bench.context import report
-    from blockdraft.bench.context.bench import ContextBench, context_figures
+    from blockdraft.bench.context.bench import context_figures, measure_context
 
     progress = Progress("context", len(config.lengths) * config.passages, "passages")
-    measured = ContextBench(llm).run(prose, config, progress.advance)
+    measured = measure_context(llm, prose, config, progress.advance)
     publish(report.context_json(llm, config, prose, measured), output, as_json=as_json)
     if not as_json:
         rows = context_figures(llm, measured)
