@@ -15,6 +15,7 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
+    choice_of,
     headline,
     load_for_prompts,
     parse_points,
@@ -27,8 +28,7 @@ from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
     check_waterfall,
-    print_ledgers,
-    write_waterfall,
+    publish_ledgers,
 )
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
@@ -105,7 +105,6 @@ def _measure_concurrency(
     waterfall: Path | None,
     as_json: bool,
 ) -> None:
-    config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
     llm = load_for_prompts(
         llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
@@ -127,17 +126,15 @@ def _measure_concurrency(
     publish(report.concurrency_json(llm, config, runs), output, as_json=as_json)
     if not as_json:
         print(headline(llm))
-        how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
         size = requests_of(config.requests_per_point, config.max_tokens)
         rows = point_figures(runs)
-        Console().print(report.concurrency_table(f"{how}, up to {size}", rows))
+        title = f"{choice_of(config.temperature)}, up to {size}"
+        Console().print(report.concurrency_table(title, rows))
         verdicts = report.keeping_up_lines(keeping_up(runs))
         print(*report.depth_lines(rows), *verdicts, report.CONCURRENCY_LEGEND, sep="\n")
     if config.ledger:
         accounts = accounts_of(llm, runs)
-        write_waterfall(waterfall, accounts, headline(llm))
-        if not as_json:
-            print_ledgers(accounts)
+        publish_ledgers(accounts, waterfall, headline(llm), as_json=as_json)
     if llm_config.exact and any(r.num_identical < len(r.run.samples) for r in runs):
         raise typer.Exit(NO)
 
@@ -192,7 +189,6 @@ def _measure_never_slower(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
     llm = load_for_prompts(
         llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]

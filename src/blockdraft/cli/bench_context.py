@@ -78,7 +78,6 @@ def context(
 def _measure(
     llm_config: LLMConfig, config: ContextConfig, prose: Prose, output: Path | None, as_json: bool
 ) -> None:
-    config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
 
     def check(outline: "Outline") -> None:

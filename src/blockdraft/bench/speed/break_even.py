@@ -164,6 +164,22 @@ def break_even_of(measurements: Sequence[ForcedMeasurement]) -> BreakEven:
     )
 
 
+def break_even_lines(measurements: Sequence[ForcedMeasurement]) -> list[str]:
+    """What was found, for people."""
+    found, spread = break_even_of(measurements), "one prompt, no spread"
+    if found.speedup_band is not None:
+        low, high = found.speedup_band
+        spread = f"95 % of resamples {low:.2f}-{high:.2f}"
+    return [
+        f"a drafted step takes {1e3 * found.drafted_step_seconds:.3g} ms, a plain one "
+        f"{1e3 * found.plain_step_seconds:.3g} ms: drafting pays from tau "
+        f"{found.step_ratio:.2f} on",
+        f"forced: {found.kept_share:.1%} of the drafts kept, tau {found.acceptance_length:.2f}, "
+        f"{found.speedup:.2f} times as fast as plain decoding ({spread})",
+        NOTE,
+    ]
+
+
 def _total(each: Sequence[DecodeTotals]) -> DecodeTotals:
     return DecodeTotals(*map(sum, zip(*map(astuple, each), strict=True)))
 
