@@ -9,7 +9,7 @@ from random import Random
 from time import perf_counter, sleep
 from typing import Any
 
-from blockdraft.bench.config import TrafficConfig
+from blockdraft.bench.config import RequestOptions, TrafficConfig
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, Way, check_drafts, in_turn
 from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
 from blockdraft.bench.measures import (
@@ -22,7 +22,6 @@ from blockdraft.bench.measures import (
 )
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.core.errors import AnswerFailed
-from blockdraft.core.request import SamplingParams
 from blockdraft.engine.samples import Job
 from blockdraft.llm import LLM
 
@@ -47,7 +46,7 @@ TRAFFIC_DEFINITIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(RequestOptions):
     """See TRAFFIC_DEFINITIONS."""
 
     at: float
@@ -56,13 +55,6 @@ class Request:
     temperature: float
     seed: int
     gone_after: int | None = None
-
-    @property
-    def params(self) -> SamplingParams:
-        """How it is decoded."""
-        return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
-        )
 
 
 @dataclass(frozen=True, slots=True)
