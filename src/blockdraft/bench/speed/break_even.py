@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockdraft.bench.config import BreakEvenConfig, warm_up_of
 from blockdraft.bench.decode import check_drafts, encode_prompts, in_turn
-from blockdraft.bench.measures import MEASURES, bootstrap_band
+from blockdraft.bench.measures import MEASURES, band_words, bootstrap_band
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.plan import ForwardPlan, PlannedRow
@@ -166,10 +166,8 @@ def break_even_of(measurements: Sequence[ForcedMeasurement]) -> BreakEven:
 
 def break_even_lines(measurements: Sequence[ForcedMeasurement]) -> list[str]:
     """What was found, for people."""
-    found, spread = break_even_of(measurements), "one prompt, no spread"
-    if found.speedup_band is not None:
-        low, high = found.speedup_band
-        spread = f"95 % of resamples {low:.2f}-{high:.2f}"
+    found = break_even_of(measurements)
+    spread = band_words(*(found.speedup_band or (None, None)))
     return [
         f"a drafted step takes {1e3 * found.drafted_step_seconds:.3g} ms, a plain one "
         f"{1e3 * found.plain_step_seconds:.3g} ms: drafting pays from tau "

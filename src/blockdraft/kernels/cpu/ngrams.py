@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockdraft.kernels.checks import check_sizes
 from blockdraft.kernels.cpu import structs
 from blockdraft.kernels.cpu.library import Library
-from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_sizes
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16
 from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.interface import Linear

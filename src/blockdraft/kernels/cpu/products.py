@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.core.remembered import once
+from blockdraft.kernels.checks import check_sizes
 from blockdraft.kernels.cpu.huge_pages import in_huge_pages
 from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.onednn import own_bias
-from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike
 from blockdraft.kernels.cpu.structs import Product
 from blockdraft.kernels.interface import Linear
 from blockdraft.kernels.torch.groups import GroupLinear
