@@ -15,7 +15,6 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
-    choice_of,
     headline,
     load_for_prompts,
     parse_points,
@@ -32,6 +31,7 @@ from blockdraft.cli.ledger_output import (
 )
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
+from blockdraft.core.words import choice_of
 
 _CONCURRENCY = ConcurrencyConfig()
 _NEVER_SLOWER = NeverSlowerConfig()

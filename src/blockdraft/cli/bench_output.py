@@ -165,11 +165,6 @@ def requests_of(count: int, max_tokens: int) -> str:
     return f"{counted(count, 'request')} of at most {counted(max_tokens, 'token')}"
 
 
-def choice_of(temperature: float) -> str:
-    """How tokens were chosen, in the title of a table."""
-    return f"temperature {temperature:g}" if temperature else "greedy"
-
-
 class Progress:
     """Counts what is finished on standard error."""
 

@@ -16,7 +16,6 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
-    choice_of,
     headline,
     load_for_prompts,
     parse_points,
@@ -27,6 +26,7 @@ from blockdraft.cli.bench_output import (
     show_points,
 )
 from blockdraft.core.errors import NO, ConfigError
+from blockdraft.core.words import choice_of
 
 if TYPE_CHECKING:
     from blockdraft.bench.load.pareto import ParetoBench

@@ -23,7 +23,6 @@ from blockdraft.cli.bench_output import (
     Progress,
     SetsFolder,
     check_before_loading,
-    choice_of,
     headline,
     load_for_prompts,
     parse_points,
@@ -38,7 +37,7 @@ from blockdraft.cli.ledger_output import (
 )
 from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import NO, ConfigError
-from blockdraft.core.words import counted
+from blockdraft.core.words import choice_of, counted
 
 if TYPE_CHECKING:
     from blockdraft.bench.outside.others import OtherEngine
