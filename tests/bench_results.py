@@ -11,9 +11,9 @@ from blockdraft.bench.config import (
     SpeedConfig,
     TrafficConfig,
 )
-from blockdraft.bench.load.concurrency import ConcurrencyBench
+from blockdraft.bench.load.concurrency import measure_concurrency
 from blockdraft.bench.load.concurrency_report import concurrency_json, never_slower_json
-from blockdraft.bench.load.never_slower import NeverSlowerBench
+from blockdraft.bench.load.never_slower import measure_never_slower
 from blockdraft.bench.load.pareto import ParetoBench
 from blockdraft.bench.load.pareto_journal import Journal
 from blockdraft.bench.load.pareto_report import pareto_json
@@ -95,7 +95,7 @@ def ways_values():
 def concurrency_values(monkeypatch):
     llm = FakeLLM(slowdown=SLOWDOWN).patch_clock(monkeypatch)
     config = ConcurrencyConfig(concurrency=(1, 2), num_requests=4, repeats=2, max_tokens=41)
-    return concurrency_json(llm, config, ConcurrencyBench(llm).run(PROMPTS, config))
+    return concurrency_json(llm, config, measure_concurrency(llm, PROMPTS, config))
 
 
 def never_slower_values(monkeypatch):
@@ -103,7 +103,7 @@ def never_slower_values(monkeypatch):
     baseline = FakeLLM(drafter_folder=None)
     monkeypatch.setattr("blockdraft.bench.decode.perf_counter", lambda: llm.now + baseline.now)
     config = NeverSlowerConfig(concurrency=(1, 2), seconds=1.0, pairs=2, max_tokens=11)
-    return never_slower_json(llm, config, NeverSlowerBench(llm, baseline).run(PROMPTS, config))
+    return never_slower_json(llm, config, measure_never_slower(llm, baseline, PROMPTS, config))
 
 
 def break_even_values():

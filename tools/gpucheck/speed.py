@@ -8,7 +8,7 @@ import torch
 
 from blockdraft.bench.config import ConcurrencyConfig
 from blockdraft.bench.decode import encode_prompts
-from blockdraft.bench.load.concurrency import ConcurrencyBench, point_figures
+from blockdraft.bench.load.concurrency import measure_concurrency, point_figures
 from blockdraft.bench.workload import mixed_prompts
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.hub.resolve import resolve_model
@@ -53,7 +53,7 @@ def _point(llm: LLM, settings: Settings, concurrency: int) -> list[dict[str, Any
         num_draft_tokens=llm.engine.drafter.max_nodes,
         max_tokens=settings.max_tokens,
     )
-    figures = point_figures(ConcurrencyBench(llm).run(prompts(settings), config))
+    figures = point_figures(measure_concurrency(llm, prompts(settings), config))
     return [
         {
             "way": point.way,

@@ -17,11 +17,33 @@ def warm_up_of(params: SamplingParams) -> SamplingParams:
     return replace(params, max_tokens=num_tokens, min_tokens=min(num_tokens, params.min_tokens))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedConfig:
-    """How to decode.
+class RequestOptions:
+    """What measurements choose of a request: options of theirs, or greedy up to its end.
 
     ignore_eos: answers go on behind their end, so that each has max_tokens.
+    """
+
+    __slots__ = ()
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request; ways of decoding set how much it drafts."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedConfig(RequestOptions):
+    """How to decode.
+
     `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
     score: also count right answers, of prompts that have tests or a number as their reference.
     against: other engines, by the names of `outside/engines.py` or by URL; they take the place of
@@ -53,21 +75,15 @@ class SpeedConfig:
                 "other engines have other random numbers; leave out one of them"
             )
 
-    @property
-    def params(self) -> SamplingParams:
-        """The drafted request."""
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            seed=self.seed,
-            ignore_eos=self.ignore_eos,
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BreakEvenConfig:
-    """Times only: `force_acceptance` is the share of drafts that is kept, right or wrong."""
+class BreakEvenConfig(RequestOptions):
+    """Times only: `force_acceptance` is the share of drafts that is kept, right or wrong.
 
+    An end may be forced at any place, so answers go on behind it.
+    """
+
+    ignore_eos = True  # no option
     force_acceptance: float
     max_tokens: int = 128
     temperature: float = 0.0
@@ -81,16 +97,6 @@ class BreakEvenConfig:
             )
         _check_later_tokens(self.max_tokens)
 
-    @property
-    def params(self) -> SamplingParams:
-        """The drafted request. It goes on behind an end, which may be forced at any place."""
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            seed=self.seed,
-            ignore_eos=True,
-        )
-
 
 REQUESTS_IN_TURN = 4
 """For each that runs at once: all run at once only until the last of them has begun, and what comes
@@ -103,7 +109,7 @@ def requests_at(concurrency: int, points: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PointsConfig:
+class PointsConfig(RequestOptions):
     """Several requests at once.
 
     Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
@@ -127,13 +133,6 @@ class PointsConfig:
     def requests_per_point(self) -> int:
         """How many requests each point runs."""
         return self.num_requests or max(self.concurrency)
-
-    @property
-    def params(self) -> SamplingParams:
-        """The request; each way of decoding sets how much it drafts."""
-        return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +177,8 @@ class ParetoConfig(PointsConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NeverSlowerConfig:
-    """Adaptive drafting against an engine without a drafter, in pairs of runs.
+class NeverSlowerConfig(RequestOptions):
+    """Adaptive drafting against an engine without a drafter, in pairs of runs. Greedy.
 
     Each side of a point of `concurrency` runs for at least `seconds` in all, `seconds / pairs` in
     each pair, and both the same whole sets of requests, see `requests_at`.
@@ -205,19 +204,16 @@ class NeverSlowerConfig:
         """Of the largest point."""
         return self.requests_at(max(self.concurrency))
 
-    @property
-    def params(self) -> SamplingParams:
-        """The request, greedy."""
-        return SamplingParams(max_tokens=self.max_tokens)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ContextConfig:
-    """Long prompts: `passages` pieces of a text, cut to each of `lengths` tokens.
+class ContextConfig(RequestOptions):
+    """Long prompts: `passages` pieces of a text, cut to each of `lengths` tokens. Greedy.
 
-    `num_draft_tokens` candidates are verified in every step; None: as many as pay.
+    `num_draft_tokens` candidates are verified in every step; None: as many as pay. A text has no
+    question to answer, so answers go on behind their end.
     """
 
+    ignore_eos = True  # no option
     lengths: tuple[int, ...] = (512, 2048, 4096, 8192)
     passages: int = 3
     num_draft_tokens: int | None = None
@@ -229,46 +225,6 @@ class ContextConfig:
         if self.num_draft_tokens is not None:
             _check_positive("num_draft_tokens", self.num_draft_tokens)
         _check_later_tokens(self.max_tokens)
-
-    @property
-    def params(self) -> SamplingParams:
-        """The request, greedy. It goes on behind an end: a text has no question to answer."""
-        return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
-
-
-def check_growing(name: str, points: tuple[int, ...]) -> None:
-    """Refuse points that are no curve.
-
-    Raises:
-        ConfigError: there is none, one is below 1, or one is not above the one before it.
-    """
-    _check_points(name, points)
-    if list(points) != sorted(points):
-        raise ConfigError(
-            f"{name} {','.join(map(str, points))} is no curve; give growing numbers, such as 1,2,4"
-        )
-
-
-def _check_points(name: str, points: tuple[int, ...]) -> None:
-    if not points:
-        raise ConfigError(f"{name} is empty; give at least one number, such as 1,2,4")
-    for point in points:
-        _check_positive(name, point)
-    if len(set(points)) < len(points):
-        raise ConfigError(f"{name} {','.join(map(str, points))} names a number twice; leave it out")
-
-
-def _check_later_tokens(max_tokens: int) -> None:
-    if max_tokens < 2:
-        raise ConfigError(
-            f"max_tokens is {max_tokens}; give 2 or more: the prompt's step gives the first token, "
-            "and only the time from there on is compared"
-        )
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{name} is {value}; give a whole number of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,3 +271,38 @@ class TrafficConfig:
             SamplingParams(max_tokens=self.max_tokens, temperature=one, seed=self.seed)
             for one in self.temperatures
         ]
+
+
+def check_growing(name: str, points: tuple[int, ...]) -> None:
+    """Refuse points that are no curve.
+
+    Raises:
+        ConfigError: there is none, one is below 1, or one is not above the one before it.
+    """
+    _check_points(name, points)
+    if list(points) != sorted(points):
+        raise ConfigError(
+            f"{name} {','.join(map(str, points))} is no curve; give growing numbers, such as 1,2,4"
+        )
+
+
+def _check_points(name: str, points: tuple[int, ...]) -> None:
+    if not points:
+        raise ConfigError(f"{name} is empty; give at least one number, such as 1,2,4")
+    for point in points:
+        _check_positive(name, point)
+    if len(set(points)) < len(points):
+        raise ConfigError(f"{name} {','.join(map(str, points))} names a number twice; leave it out")
+
+
+def _check_later_tokens(max_tokens: int) -> None:
+    if max_tokens < 2:
+        raise ConfigError(
+            f"max_tokens is {max_tokens}; give 2 or more: the prompt's step gives the first token, "
+            "and only the time from there on is compared"
+        )
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} is {value}; give a whole number of at least 1")

@@ -5,15 +5,14 @@ The first line says what is measured; each further one is a row of the measureme
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from blockdraft.bench.timed_output import TimedOutput
-from blockdraft.core.errors import ConfigError, DiskError
-from blockdraft.core.files import write_whole
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import full_disk_refused, write_whole
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.measure.acceptance import AcceptanceStats
 
@@ -45,7 +44,7 @@ class RowJournal(Generic[T]):
 
     Raises:
         ConfigError: the file is of a run with other settings, is damaged, or is no such file.
-        DiskError: it cannot be written.
+        DiskError: there is no room for it.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class RowJournal(Generic[T]):
                     f"{path} is damaged: {error!r}; delete it and start again"
                 ) from error
         # Without a half line at the end, where the last run was ended.
-        with _disk_named(path):
+        with full_disk_refused(path):
             write_whole(path, "\n".join([head, *map(json.dumps, rows)]) + "\n")
 
     def write(self, row: Row) -> None:
@@ -82,25 +81,13 @@ class RowJournal(Generic[T]):
             DiskError: there is no room for it.
         """
         if self._path is not None:
-            with _disk_named(self._path), self._path.open("a", encoding="utf-8") as file:
+            with full_disk_refused(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
     def remove(self) -> None:
         """Delete the file: the result is written."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _disk_named(path: Path) -> Iterator[None]:
-    """Say which file could not be written; the system's own error may not."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(
-            f"cannot write {path}, which keeps what was measured: {error.strerror}; make room, and "
-            "the same command goes on"
-        ) from error
 
 
 def _check_settings(path: Path, first: Row, settings: Mapping[str, Any], command: str) -> None:

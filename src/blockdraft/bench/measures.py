@@ -137,11 +137,14 @@ class Speedup:
     num_prompts: int
 
     def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            spread = "one prompt, no spread"
-        else:
-            spread = f"95 % of resamples {self.low:.2f}-{self.high:.2f}"
-        return f"{self.value:.2f} times {self.baseline} ({spread})"
+        return f"{self.value:.2f} times {self.baseline} ({band_words(self.low, self.high)})"
+
+
+def band_words(low: float | None, high: float | None) -> str:
+    """The ends of a band, for people."""
+    if low is None or high is None:
+        return "one prompt, no spread"
+    return f"95 % of resamples {low:.2f}-{high:.2f}"
 
 
 def speedup_of(

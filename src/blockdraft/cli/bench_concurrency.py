@@ -27,11 +27,11 @@ from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
     check_waterfall,
-    print_ledgers,
-    write_waterfall,
+    publish_ledgers,
 )
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
+from blockdraft.core.words import choice_of
 
 _CONCURRENCY = ConcurrencyConfig()
 _NEVER_SLOWER = NeverSlowerConfig()
@@ -105,7 +105,6 @@ def _measure_concurrency(
     waterfall: Path | None,
     as_json: bool,
 ) -> None:
-    config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
     llm = load_for_prompts(
         llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
@@ -114,30 +113,28 @@ def _measure_concurrency(
 
     from blockdraft.bench.load import concurrency_report as report
     from blockdraft.bench.load.concurrency import (
-        ConcurrencyBench,
         accounts_of,
         keeping_up,
+        measure_concurrency,
         point_figures,
         ways_of,
     )
 
     num_runs = len(config.concurrency) * config.repeats * len(ways_of(config))
     progress = Progress("concurrency", num_runs, "runs")
-    runs = ConcurrencyBench(llm).run(workload, config, progress.advance)
+    runs = measure_concurrency(llm, workload, config, progress.advance)
     publish(report.concurrency_json(llm, config, runs), output, as_json=as_json)
     if not as_json:
         print(headline(llm))
-        how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
         size = requests_of(config.requests_per_point, config.max_tokens)
         rows = point_figures(runs)
-        Console().print(report.concurrency_table(f"{how}, up to {size}", rows))
+        title = f"{choice_of(config.temperature)}, up to {size}"
+        Console().print(report.concurrency_table(title, rows))
         verdicts = report.keeping_up_lines(keeping_up(runs))
         print(*report.depth_lines(rows), *verdicts, report.CONCURRENCY_LEGEND, sep="\n")
     if config.ledger:
         accounts = accounts_of(llm, runs)
-        write_waterfall(waterfall, accounts, headline(llm))
-        if not as_json:
-            print_ledgers(accounts)
+        publish_ledgers(accounts, waterfall, headline(llm), as_json=as_json)
     if llm_config.exact and any(r.num_identical < len(r.run.samples) for r in runs):
         raise typer.Exit(NO)
 
@@ -192,7 +189,6 @@ def _measure_never_slower(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
     llm = load_for_prompts(
         llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
@@ -202,12 +198,12 @@ def _measure_never_slower(
 
     from blockdraft.bench.bad_drafters import make_bad
     from blockdraft.bench.load import concurrency_report as report
-    from blockdraft.bench.load.never_slower import NeverSlowerBench, pair_figures
+    from blockdraft.bench.load.never_slower import measure_never_slower, pair_figures
 
     if bad_drafter != "no":
         make_bad(llm, bad_drafter)
     progress = Progress("never slower", len(config.concurrency) * config.pairs, "pairs")
-    measured = NeverSlowerBench(llm, baseline).run(workload, config, progress.advance)
+    measured = measure_never_slower(llm, baseline, workload, config, progress.advance)
     described = report.never_slower_json(llm, config, measured) | {"bad_drafter": bad_drafter}
     publish(described, output, as_json=as_json)
     if not as_json:

@@ -78,7 +78,6 @@ def context(
 def _measure(
     llm_config: LLMConfig, config: ContextConfig, prose: Prose, output: Path | None, as_json: bool
 ) -> None:
-    config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
 
     def check(outline: "Outline") -> None:
@@ -90,10 +89,10 @@ def _measure(
     from rich.console import Console
 
     from blockdraft.bench.context import report
-    from blockdraft.bench.context.bench import ContextBench, context_figures
+    from blockdraft.bench.context.bench import context_figures, measure_context
 
     progress = Progress("context", len(config.lengths) * config.passages, "passages")
-    measured = ContextBench(llm).run(prose, config, progress.advance)
+    measured = measure_context(llm, prose, config, progress.advance)
     publish(report.context_json(llm, config, prose, measured), output, as_json=as_json)
     if not as_json:
         rows = context_figures(llm, measured)

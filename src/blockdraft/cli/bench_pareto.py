@@ -26,6 +26,7 @@ from blockdraft.cli.bench_output import (
     show_points,
 )
 from blockdraft.core.errors import NO, ConfigError
+from blockdraft.core.words import choice_of
 
 if TYPE_CHECKING:
     from blockdraft.bench.load.pareto import ParetoBench
@@ -82,7 +83,6 @@ def pareto(
         temperature=temperature,
         seed=seed,
     )
-    config.params  # noqa: B018 - raises for a bad value before anything is loaded
     llm_config = options.llm_config(ctx.params)
     check_before_loading(llm_config, output)
     chosen = mixed_prompts(workload, config.requests_per_point)
@@ -122,12 +122,11 @@ def _show(bench: "ParetoBench", config: ParetoConfig, repeats: Sequence["Repeat"
     from blockdraft.bench.load import pareto_report as report
     from blockdraft.bench.load.pareto import pareto_points, readings
 
-    how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
     size = requests_of(config.requests_per_point, config.max_tokens)
     console = Console(markup=False)
     print(headline(bench.llm))
     points = pareto_points(repeats)
-    for table in report.pareto_tables(f"{how}, {size}", points):
+    for table in report.pareto_tables(f"{choice_of(config.temperature)}, {size}", points):
         console.print(table)
     print(*report.crossing_lines(points), sep="\n")
     equally_fast, equally_much = readings(repeats)

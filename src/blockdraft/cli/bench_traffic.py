@@ -93,9 +93,9 @@ def traffic(
     from blockdraft.bench.journal import journal_path
     from blockdraft.bench.load import traffic_report as report
     from blockdraft.bench.load.traffic import (
-        TrafficBench,
         TrafficJournal,
         draw_requests,
+        measure_traffic,
         traffic_figures,
     )
 
@@ -104,7 +104,7 @@ def traffic(
     asked = draw_requests(config, len(chosen))
     encoded = encode_prompts(llm, chosen, all_params[0])
     progress = Progress("traffic", config.repeats - len(journal.repeats), "repeats")
-    measured = TrafficBench(llm).run(encoded, asked, config, journal, progress.advance)
+    measured = measure_traffic(llm, encoded, asked, config, journal, progress.advance)
     ids = [prompt.id for prompt in chosen]
     publish(report.traffic_json(llm, config, asked, ids, measured), output, as_json=as_json)
     journal.remove()

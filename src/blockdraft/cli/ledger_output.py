@@ -55,6 +55,15 @@ def print_ledgers(accounts: Sequence["Account"], file: TextIO | None = None) -> 
     print(LEDGER_LEGEND, file=file)
 
 
+def publish_ledgers(
+    accounts: Sequence["Account"], waterfall: Path | None, about: str, *, as_json: bool
+) -> None:
+    """Print the accounts, unless JSON was, and draw them if a file was asked for."""
+    if not as_json:
+        print_ledgers(accounts)
+    write_waterfall(waterfall, accounts, about)
+
+
 def write_waterfall(path: Path | None, accounts: Sequence["Account"], about: str) -> None:
     """Draw the accounts, if a file was asked for."""
     if path is None:

@@ -134,8 +134,8 @@ def reserve_disk(path: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def full_disk_refused(folder: Path) -> Iterator[None]:
-    """Say what to do when the disk of `folder` fills up while something is written there.
+def full_disk_refused(path: Path) -> Iterator[None]:
+    """Say what to do when the disk of a file or folder fills up while something is written there.
 
     Raises:
         DiskError: instead of the error of whichever library was writing.
@@ -150,6 +150,6 @@ def full_disk_refused(folder: Path) -> Iterator[None]:
         if not is_full and os.strerror(errno.ENOSPC) not in str(error):
             raise
         raise DiskError(
-            f"cannot write to {folder}: its disk is full; make room and start again, which goes on "
+            f"cannot write to {path}: its disk is full; make room and start again, which goes on "
             "from what is there"
         ) from error

@@ -7,13 +7,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
-from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
+from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, check_drafts, fixed, in_turn
 from blockdraft.bench.load.concurrency import (
     CONCURRENCY_DEFINITIONS,
-    ConcurrencyBench,
     KeepingUp,
     PointFigures,
     keeping_up,
+    measure_concurrency,
     point_figures,
 )
 from blockdraft.bench.load.concurrency_report import (
@@ -56,7 +56,7 @@ def test_prompts_are_mixed_and_repeated():
 def test_the_ways_take_turns_every_few_requests(llm):
     prompts = [BenchPrompt(f"a{i}", "a", f"p{i}") for i in range(9)]
     config = ConcurrencyConfig(concurrency=(1,), num_requests=9, repeats=1, max_tokens=5)
-    runs = ConcurrencyBench(llm).run(prompts, config)
+    runs = measure_concurrency(llm, prompts, config)
     timed = llm.calls[3:]
     assert [(depth, len(prompts)) for depth, _, prompts, _ in timed] == [
         *((0, 4), (15, 4), ("adaptive", 4)),
@@ -111,7 +111,7 @@ def test_work_is_counted_if_asked_for(llm):
     config = ConcurrencyConfig(concurrency=(1,), num_requests=2, repeats=1, max_tokens=5)
     for ledger in (False, True):
         counted.clear()
-        runs = ConcurrencyBench(llm).run(PROMPTS, replace(config, ledger=ledger))
+        runs = measure_concurrency(llm, PROMPTS, replace(config, ledger=ledger))
         assert {run.run.phases.num_steps for run in runs} == {1}
         assert set(counted) == {ledger}
         assert llm.engine.timer is usual
@@ -140,7 +140,7 @@ def test_outputs_are_compared_one_by_one_with_repeated_ones(llm):
 
 
 def test_each_point_runs_all_requests_the_ways_in_turns(llm):
-    runs = ConcurrencyBench(llm).run(PROMPTS, SMALL)
+    runs = measure_concurrency(llm, PROMPTS, SMALL)
     warm_ups = [call for call in llm.calls if call[3] == WARM_UP_TOKENS]
     assert [(depth, len(prompts)) for depth, _, prompts, _ in warm_ups] == [
         *((depth, at_once) for at_once in (1, 2) for depth in (0, 15, "adaptive")),
@@ -157,7 +157,7 @@ def test_each_point_runs_all_requests_the_ways_in_turns(llm):
 
 
 def test_figures_of_a_point(llm):
-    rows = point_figures(ConcurrencyBench(llm).run(PROMPTS, SMALL))
+    rows = point_figures(measure_concurrency(llm, PROMPTS, SMALL))
     assert [(row.concurrency, row.way) for row in rows] == [
         *((at_once, way) for at_once in (1, 2) for way in ("plain", "fixed 15", "adaptive")),
     ]
@@ -178,7 +178,7 @@ def test_figures_of_a_point(llm):
 
 
 def test_what_is_asked_again_is_no_other_prompt(llm):
-    runs = ConcurrencyBench(llm).run(PROMPTS, replace(SMALL, num_requests=6))
+    runs = measure_concurrency(llm, PROMPTS, replace(SMALL, num_requests=6))
     found = point_figures(runs)[-1].measures
     assert (found.num_outputs, found.speedup.num_prompts) == (18, len(PROMPTS))
 
@@ -188,7 +188,7 @@ def test_a_speedup_is_taken_within_a_repeat(llm, monkeypatch):
     # A machine that gets slower and slower: every call takes twice as long as the one before.
     monkeypatch.setattr(llm, "_seconds", lambda n: seconds(n) * 2.0 ** len(llm.calls))
     config = ConcurrencyConfig(concurrency=(1,), num_requests=1, repeats=3, max_tokens=41)
-    row = point_figures(ConcurrencyBench(llm).run(PROMPTS, config))[1]
+    row = point_figures(measure_concurrency(llm, PROMPTS, config))[1]
     ratio = 4.5 / 2.5
     # One call behind plain decoding, two before it, one behind it.
     assert row.speedup_over_plain == Spread(
@@ -222,11 +222,11 @@ def test_adaptive_depth_is_held_against_the_best_other_way(
     llm, monkeypatch, seconds_per_token, text
 ):
     monkeypatch.setitem(SECONDS_PER_TOKEN, "adaptive", seconds_per_token)
-    rows = keeping_up(ConcurrencyBench(llm).run(PROMPTS, SMALL))
+    rows = keeping_up(measure_concurrency(llm, PROMPTS, SMALL))
     assert keeping_up_lines(rows)[0] == text
     assert [row.keeps_up for row in rows] == ["SLOWER" not in text] * 2
     monkeypatch.setitem(SECONDS_PER_TOKEN, 0, 0.01)
-    rows = keeping_up(ConcurrencyBench(llm).run(PROMPTS, SMALL))
+    rows = keeping_up(measure_concurrency(llm, PROMPTS, SMALL))
     assert {row.best for row in rows} == {"plain"}
     assert not any(row.keeps_up for row in rows)
 
@@ -249,7 +249,7 @@ def test_the_table_fits_80_columns():
 
 
 def test_the_depths_of_adaptive_rows_are_told(llm):
-    rows = point_figures(ConcurrencyBench(llm).run(PROMPTS, SMALL))
+    rows = point_figures(measure_concurrency(llm, PROMPTS, SMALL))
     assert depth_lines(rows)[1] == ("adaptive, 2 at once, longest path: 3 in 100% of the passes")
 
 
@@ -257,17 +257,19 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm):
     prompts = [*PROMPTS, BenchPrompt("long", "c", "x" * 600)]
     config = ConcurrencyConfig(concurrency=(5,), max_tokens=6)
     with pytest.raises(RequestError, match="prompt long of c"):
-        ConcurrencyBench(llm).run(prompts, config)
+        measure_concurrency(llm, prompts, config)
     assert llm.calls == []
 
 
 def test_a_drafter_is_needed_or_lookup():
     llm = FakeLLM(drafter_folder=None)
-    for check in (ConcurrencyBench, check_explains):
+    with pytest.raises(ConfigError, match=r"no draft.*, or add --lookup"):
+        measure_concurrency(llm, PROMPTS, SMALL)
+    for check in (check_drafts, check_explains):
         with pytest.raises(ConfigError, match=r"no draft.*, or add --lookup"):
             check(llm)
     llm.config = replace(llm.config, lookup=True)
-    for check in (ConcurrencyBench, check_explains):
+    for check in (check_drafts, check_explains):
         check(llm)
 
 

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from blockdraft.bench.config import WARM_UP_TOKENS, ContextConfig
 from blockdraft.bench.context.bench import (
     CONTEXT_DEFINITIONS,
-    ContextBench,
     ContextFigures,
     context_figures,
+    measure_context,
 )
 from blockdraft.bench.context.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.context.prose import Prose, python_help, read_prose
@@ -77,7 +77,7 @@ def test_a_file_without_text_is_refused(tmp_path, name, content, reason):
 
 
 def test_passages_begin_at_lines_spread_over_the_text_and_are_cut(llm):
-    ContextBench(llm).run(LINES, SMALL)
+    measure_context(llm, LINES, SMALL)
     prompts = ["".join(map(chr, prompt)) for _, _, (prompt,), n in llm.calls if n == 41]
     short = [f"{i:09}\n{i + 1:09}\n" for i in (0, 66, 133)]
     assert sorted(prompts[:6]) == sorted(2 * short)
@@ -87,7 +87,7 @@ def test_passages_begin_at_lines_spread_over_the_text_and_are_cut(llm):
 
 
 def test_the_ways_take_turns_after_a_warm_up_at_each_length(llm):
-    ContextBench(llm).run(LINES, SMALL)
+    measure_context(llm, LINES, SMALL)
     a_length = [(0, WARM_UP_TOKENS), ("adaptive", WARM_UP_TOKENS)]
     a_length += [(depth, 41) for depth in (0, "adaptive", "adaptive", 0, 0, "adaptive")]
     assert [(depth, num) for depth, _, _, num in llm.calls] == 2 * a_length
@@ -95,7 +95,7 @@ def test_the_ways_take_turns_after_a_warm_up_at_each_length(llm):
 
 
 def test_figures_of_a_length(llm):
-    rows = context_figures(llm, ContextBench(llm).run(LINES, SMALL))
+    rows = context_figures(llm, measure_context(llm, LINES, SMALL))
     assert [(row.requested_len, row.prompt_len) for row in rows] == [(20, 20), (600, 471)]
     row = rows[0]
     assert row.plain == Rate(pytest.approx(41 / 4.5), pytest.approx(10))
@@ -114,7 +114,7 @@ def test_figures_of_a_length(llm):
 
 def test_a_fixed_depth_takes_the_place_of_the_adaptive_one(llm):
     config = ContextConfig(lengths=(20,), passages=1, num_draft_tokens=15, max_tokens=5)
-    ContextBench(llm).run(LINES, config)
+    measure_context(llm, LINES, config)
     assert {call[0] for call in llm.calls} == {0, 15}
 
 
@@ -129,18 +129,18 @@ def test_keys_and_values_are_counted_from_the_configs(folders):
 
 def test_a_text_that_is_too_short_is_refused_before_anything_is_measured(llm):
     with pytest.raises(ConfigError, match=r"too short for 3 passages of 471 tokens.* has 20"):
-        ContextBench(llm).run(Prose("lines", LINES.text[:60]), SMALL)
+        measure_context(llm, Prose("lines", LINES.text[:60]), SMALL)
     assert llm.calls == []
 
 
 def test_an_output_without_room_for_a_prompt_is_refused(llm):
     with pytest.raises(ConfigError, match="max_tokens 512 leaves no room"):
-        ContextBench(llm).run(LINES, ContextConfig(max_tokens=512))
+        measure_context(llm, LINES, ContextConfig(max_tokens=512))
 
 
 def test_a_drafter_is_needed():
     with pytest.raises(ConfigError, match="no drafter"):
-        ContextBench(FakeLLM(drafter_folder=None))
+        measure_context(FakeLLM(drafter_folder=None), LINES, SMALL)
 
 
 @pytest.mark.parametrize(

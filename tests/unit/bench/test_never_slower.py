@@ -14,8 +14,8 @@ from blockdraft.bench.load.concurrency_report import (
 )
 from blockdraft.bench.load.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
-    NeverSlowerBench,
     PairFigures,
+    measure_never_slower,
     pair_figures,
 )
 from blockdraft.bench.measures import Spread
@@ -46,7 +46,7 @@ def pair(tmp_path):
 
 def test_each_side_of_a_point_has_its_seconds_in_whole_sets(sides):
     config = NeverSlowerConfig(concurrency=(2,), seconds=30, pairs=3, max_tokens=41)
-    pairs = NeverSlowerBench(*sides).run(PROMPTS, config)
+    pairs = measure_never_slower(*sides, PROMPTS, config)
     # A set of 4 x 2 requests takes 4 x (0.5 + 40 x 0.1) s without a drafter, and 4 x 2.1 s with
     # one; 10 s are needed.
     assert [len(pair.no_drafter.samples) for pair in pairs] == [2 * 8] * 3
@@ -69,7 +69,7 @@ def test_each_side_of_a_point_has_its_seconds_in_whole_sets(sides):
 def test_whether_drafting_is_slower_is_told(sides, monkeypatch, seconds_per_token, text):
     monkeypatch.setitem(SECONDS_PER_TOKEN, "adaptive", seconds_per_token)
     config = NeverSlowerConfig(concurrency=(2,), seconds=4, pairs=1, max_tokens=41)
-    rows = pair_figures(NeverSlowerBench(*sides).run(PROMPTS, config))
+    rows = pair_figures(measure_never_slower(*sides, PROMPTS, config))
     # One set of four times 0.5 s + 40 tokens at 0.1 s without a drafter, and a second of probing.
     limit = 1.03 + 1 / (4 * min(4.5, 0.5 + 40 * seconds_per_token))
     assert rows[0].limit == pytest.approx(limit)
@@ -88,7 +88,7 @@ def test_the_sides_take_turns_and_only_one_drafts(sides):
             generate(*args),
         )[1]
     config = NeverSlowerConfig(concurrency=(1,), seconds=0.1, pairs=3, max_tokens=5)
-    NeverSlowerBench(llm, baseline).run(PROMPTS, config)
+    measure_never_slower(llm, baseline, PROMPTS, config)
     warm_up, timed = order[:2], order[2:]
     assert sorted(warm_up) == ["adaptive", "none"]
     assert timed == ["none", "adaptive", "adaptive", "none", "none", "adaptive"]
@@ -148,7 +148,7 @@ def test_bad_options_are_refused(options, reason):
 
 def test_a_drafter_is_needed(sides):
     with pytest.raises(ConfigError, match="no drafter"):
-        NeverSlowerBench(sides[1], sides[1])
+        measure_never_slower(sides[1], sides[1], PROMPTS, NeverSlowerConfig())
     with pytest.raises(ConfigError, match="no drafter to make noise"):
         make_bad(sides[1], "noise")
 

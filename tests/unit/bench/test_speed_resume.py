@@ -130,7 +130,7 @@ def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path):
     journal = RowJournal(path, {}, "bench speed", dict)
     path.unlink()
     path.symlink_to("/dev/full")
-    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl, .* the same command goes on"):
+    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: its disk is full; make room"):
         journal.write({"run": 0})
 
 
@@ -168,7 +168,7 @@ def test_a_killed_command_goes_on(arguments):
     command = [sys.executable, "-m", "blockdraft.cli.main", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     path = journal_of(arguments)
-    for _ in range(6000):
+    for _ in range(24_000):  # two minutes: others may use all cores
         if path.exists() and path.read_bytes().count(b"\n") >= 3:
             break
         assert process.poll() is None, "it ended before it could be killed"

@@ -8,16 +8,16 @@ from statistics import fmean
 import pytest
 
 from blockdraft.bench.config import TrafficConfig
-from blockdraft.bench.decode import PLAIN
+from blockdraft.bench.decode import PLAIN, Decoder
 from blockdraft.bench.journal import sample_row
 from blockdraft.bench.load import traffic
 from blockdraft.bench.load.traffic import (
     Answer,
     Play,
     Request,
-    TrafficBench,
     TrafficJournal,
     draw_requests,
+    measure_traffic,
     traffic_figures,
 )
 from blockdraft.bench.report.changes import figures_of
@@ -82,13 +82,13 @@ def test_requests_wait_for_their_time_and_for_a_place(llm, monkeypatch):
     monkeypatch.setattr(llm.samples, "step", step)
     requests = [Request(at, 0, 3, 0.0, 0) for at in (0.0, 0.5, 100.0)]
     ids = llm.tokenizer.encode("the abc")
-    bench = TrafficBench(llm)
-    play = bench._play(PLAIN, [ids], requests, 2)
+    decoder = Decoder(llm)
+    play = traffic._play(decoder, PLAIN, [ids], requests, 2)
     assert slept == [pytest.approx(96.0)]
     assert max(at_once) == 2
     assert play.wall_seconds == pytest.approx(103.0)
     assert [len(answer.token_ids) for answer in play.answers] == [3, 3, 3]
-    one_by_one = bench._play(PLAIN, [ids], requests, 1)
+    one_by_one = traffic._play(decoder, PLAIN, [ids], requests, 1)
     assert [a.token_ids for a in one_by_one.answers] == [a.token_ids for a in play.answers]
     assert llm.engine.scheduler.max_running == 1
 
@@ -96,7 +96,7 @@ def test_requests_wait_for_their_time_and_for_a_place(llm, monkeypatch):
 def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
     prompts = [llm.tokenizer.encode(text) for text in ("the abc", "ab the ab", "!")]
     requests = draw_requests(replace(CONFIG, abort_share=0.5), 3)
-    repeats = TrafficBench(llm).run(prompts, requests, CONFIG, TrafficJournal(None, {}))
+    repeats = measure_traffic(llm, prompts, requests, CONFIG, TrafficJournal(None, {}))
     assert [list(repeat) for repeat in repeats] == [["plain", "adaptive"]] * 2
     assert not llm.engine.progress, "what was given up is forgotten"
     plain, drafted = traffic_figures(repeats, requests)
@@ -123,8 +123,8 @@ def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
 def test_a_different_output_is_counted(llm):
     ids = [llm.tokenizer.encode("the abc")]
     requests = [Request(0.0, 0, 4, 0.0, 0), Request(0.0, 0, 4, 0.0, 0, gone_after=2)]
-    (repeat,) = TrafficBench(llm).run(
-        ids, requests, replace(CONFIG, repeats=1), TrafficJournal(None, {})
+    (repeat,) = measure_traffic(
+        llm, ids, requests, replace(CONFIG, repeats=1), TrafficJournal(None, {})
     )
     whole, part = repeat["adaptive"].answers
     wrong = Play(1.0, (whole, Answer((part.token_ids[0] + 1, *part.token_ids[1:]), None)))
@@ -143,15 +143,15 @@ def arguments(pair, tmp_path):
 
 
 def test_the_command_lists_its_traffic_and_goes_on(arguments, monkeypatch):
-    output, real, calls = arguments[-1], TrafficBench._play, []
+    output, real, calls = arguments[-1], traffic._play, []
 
-    def interrupted(self, *rest):
+    def interrupted(*rest):
         calls.append(rest)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(self, *rest)
+        return real(*rest)
 
-    monkeypatch.setattr(TrafficBench, "_play", interrupted)
+    monkeypatch.setattr(traffic, "_play", interrupted)
     assert run(*arguments).exit_code == INTERRUPTED
     assert output.with_name("traffic.json.part.jsonl").exists()
     result = run(*arguments)
@@ -173,16 +173,16 @@ def test_the_command_lists_its_traffic_and_goes_on(arguments, monkeypatch):
 
 
 def test_a_different_output_ends_the_command_with_1(arguments, monkeypatch):
-    real = TrafficBench._play
+    real = traffic._play
 
-    def spoilt(self, way, *rest):
-        play = real(self, way, *rest)
+    def spoilt(decoder, way, *rest):
+        play = real(decoder, way, *rest)
         if way == PLAIN:
             return play
         first, *others = play.answers
         return Play(play.wall_seconds, (Answer((0, *first.token_ids[1:]), first.timed), *others))
 
-    monkeypatch.setattr(TrafficBench, "_play", spoilt)
+    monkeypatch.setattr(traffic, "_play", spoilt)
     result = run(*arguments)
     assert result.exit_code == 1
     assert "14/16" in result.stdout

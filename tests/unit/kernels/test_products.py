@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.core.machine import cpu_features, cpu_vendor
 from blockdraft.kernels.cpu.build import EXTRA_FLAGS
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16
-from blockdraft.kernels.cpu.products import PackedProduct
+from blockdraft.kernels.cpu.products import PackedProduct, packed_product
 from tests.guarded import check_stays_inside
 from tests.torch_threads import threads
 
@@ -44,14 +45,37 @@ def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def packed(weight: Tensor, bias: Tensor | None = None) -> PackedProduct:
-    """Not `packed_product`, which gives a product that is wrong to torch."""
+def kernels_here() -> Library:
     kernels = library()
     assert isinstance(kernels, Library)
+    return kernels
+
+
+def packed(weight: Tensor, bias: Tensor | None = None) -> PackedProduct:
+    """Not `packed_product`, which gives a product that is wrong to torch."""
+    kernels = kernels_here()
     step = kernels.product_step(IS_BFLOAT16[weight.dtype])
     if not step:
         pytest.skip("other libraries multiply better here")
     return PackedProduct(kernels, step, weight, bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf, -torch.inf])
+def test_damaged_weights_are_no_fault_of_the_kernels(
+    damage: float, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = draw(49, 96, seed=1).to(dtype)
+    packed(weight)  # or there are no such products here
+    weight[5, 7] = damage
+    product = packed_product(kernels_here(), weight)
+    assert product is not None
+    assert not caplog.text
+    x = draw(3, 96, seed=2).to(dtype)
+    found, expected = product(x), F.linear(x, weight)
+    assert torch.equal(found[:, 5].nan_to_num(), expected[:, 5].nan_to_num())
+    assert found[:, :5].isfinite().all()
+    assert found[:, 6:].isfinite().all()
 
 
 def check_company(product: PackedProduct, rows: Tensor) -> None:

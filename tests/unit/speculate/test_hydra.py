@@ -253,6 +253,14 @@ def test_features_that_do_not_fit_are_refused() -> None:
 
 
 @needs_kernels
+def test_a_head_without_guesses_is_refused() -> None:
+    """The kernels look at the least of those that they keep."""
+    rules = replace(rules_for(small_table()), num_guesses=0)
+    with pytest.raises(ValueError, match="0 guesses of a head; give at least one"):
+        native_ngrams(rules, layers_of(random_head()))
+
+
+@needs_kernels
 def test_kernels_leave_out_a_head_that_they_cannot_run(caplog: pytest.LogCaptureFixture) -> None:
     odd = HydraHead(HeadShape(SIZE, 35, LAYERS, 0.9, **ATTENTION), torch.arange(4))
     table = small_table()

@@ -233,6 +233,14 @@ def test_outputs_that_did_not_end_well_are_not_shared(reason: str) -> None:
     assert asked(drafter, make_row([1], [*range(204, 210)], key=2)) == []
 
 
+@pytest.mark.parametrize("max_tokens", [2, 3, 4, 5])
+def test_the_smallest_shared_texts_are_bounded_too(max_tokens: int) -> None:
+    shared = SharedTexts(max_tokens)
+    for _ in range(3):
+        shared.add([*range(10)])
+        assert sum(map(len, shared.halves)) <= max_tokens
+
+
 def test_shared_texts_are_bounded_and_never_read_beyond_their_ends() -> None:
     shared = SharedTexts(60)
     for start in range(0, 400, 20):

@@ -84,48 +84,41 @@ class ContextFigures:
     num_identical: int
 
 
-class ContextBench:
-    """Measures one pair."""
+def measure_context(
+    llm: LLM,
+    prose: Prose,
+    config: ContextConfig,
+    on_progress: Callable[[ContextMeasurement], None] = lambda measurement: None,
+) -> list[ContextMeasurement]:
+    """Measure every length, the ways in turns, after a warm-up of both at each length.
 
-    def __init__(self, llm: LLM) -> None:
-        check_drafts(llm)
-        self.llm = llm
-        self._decoder = Decoder(llm)
-
-    def run(
-        self,
-        prose: Prose,
-        config: ContextConfig,
-        on_progress: Callable[[ContextMeasurement], None] = lambda measurement: None,
-    ) -> list[ContextMeasurement]:
-        """Measure every length, the ways in turns, after a warm-up of both at each length.
-
-        Raises:
-            ConfigError: the text is too short, or max_tokens leaves no room for a prompt; known
-                before anything is measured.
-        """
-        target = self.llm.engine.target
-        lengths = fitting_lengths(config, min(target.max_context, target.memory.num_tokens))
-        passages = cut_passages(self.llm.tokenizer, prose, config.passages, max(lengths.values()))
-        most = config.num_draft_tokens
-        ways = [PLAIN, ADAPTIVE if most is None else fixed(most)]
-        measurements: list[ContextMeasurement] = []
-        for wanted, length in lengths.items():
-            for way in ways:
-                self._decoder.warm_up([passages[0][:length]], config.params, way)
-            for turn, passage in enumerate(passages):
-                samples = {
-                    way: self._decoder.run([passage[:length]], config.params, way).samples[0]
-                    for way in in_turn(ways, turn)
-                }
-                plain, drafted = (samples[way] for way in ways)
-                measurements.append(ContextMeasurement(wanted, length, plain, drafted))
-                on_progress(measurements[-1])
-        return measurements
+    Raises:
+        ConfigError: there is no drafter, the text is too short, or max_tokens leaves no room for a
+            prompt; known before anything is measured.
+    """
+    check_drafts(llm)
+    target, decoder = llm.engine.target, Decoder(llm)
+    lengths = fitting_lengths(config, min(target.max_context, target.memory.num_tokens))
+    passages = cut_passages(llm.tokenizer, prose, config.passages, max(lengths.values()))
+    most = config.num_draft_tokens
+    ways = [PLAIN, ADAPTIVE if most is None else fixed(most)]
+    measurements: list[ContextMeasurement] = []
+    for wanted, length in lengths.items():
+        for way in ways:
+            decoder.warm_up([passages[0][:length]], config.params, way)
+        for turn, passage in enumerate(passages):
+            samples = {
+                way: decoder.run([passage[:length]], config.params, way).samples[0]
+                for way in in_turn(ways, turn)
+            }
+            plain, drafted = (samples[way] for way in ways)
+            measurements.append(ContextMeasurement(wanted, length, plain, drafted))
+            on_progress(measurements[-1])
+    return measurements
 
 
 def check_text(outline: Outline, prose: Prose, config: ContextConfig) -> None:
-    """Refuse what `ContextBench.run` would refuse, as far as it is known before weights are read.
+    """Refuse what `measure_context` would refuse, as far as it is known before weights are read.
 
     Raises:
         ConfigError: the text is too short, or max_tokens leaves no room for a prompt.

@@ -1,7 +1,7 @@
 """The same requests, one after another or many at once, plainly and with drafts."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 
@@ -115,51 +115,39 @@ def ways_of(config: ConcurrencyConfig) -> list[Way]:
     return [PLAIN, fixed(config.num_draft_tokens), ADAPTIVE]
 
 
-class ConcurrencyBench:
-    """Measures one pair."""
+def measure_concurrency(
+    llm: LLM,
+    prompts: Sequence[BenchPrompt],
+    config: ConcurrencyConfig,
+    on_progress: Callable[[PointRun], None] = lambda run: None,
+) -> list[PointRun]:
+    """Measure every point, its ways in turns, after a warm-up of each.
 
-    def __init__(self, llm: LLM) -> None:
-        check_drafts(llm)
-        self.llm = llm
-
-    def run(
-        self,
-        prompts: Sequence[BenchPrompt],
-        config: ConcurrencyConfig,
-        on_progress: Callable[[PointRun], None] = lambda run: None,
-    ) -> list[PointRun]:
-        """Measure every point, its ways in turns, after a warm-up of each.
-
-        Raises:
-            RequestError: a prompt cannot be decoded; known before anything is measured.
-        """
-        chosen = mixed_prompts(prompts, config.requests_per_point)
-        encoded = encode_prompts(self.llm, chosen, config.params)
-        ways, decoder = ways_of(config), Decoder(self.llm)
-        reference: list[tuple[int, ...]] = []
-        done: list[PointRun] = []
-        with ExitStack() as stack:
-            if config.ledger:
-                stack.enter_context(measured(self.llm.engine, self.llm.device))
-            for concurrency in config.concurrency:
-                own = encoded[: config.requests_at(concurrency)]
-                names = tuple(prompt.name for prompt in chosen[: len(own)])
-                for way in ways:
-                    decoder.warm_up(own, config.params, way, concurrency)
-                for repeat in range(config.repeats):
-                    runs = run_in_turns(
-                        [(decoder, way) for way in ways],
-                        own,
-                        config.params,
-                        concurrency,
-                        first=repeat,
-                    )
-                    reference += runs[PLAIN].outputs[len(reference) :]
-                    for way, run in runs.items():
-                        num_identical = run.num_equal(reference)
-                        done.append(PointRun(concurrency, way, run, num_identical, names))
-                        on_progress(done[-1])
-        return done
+    Raises:
+        ConfigError: there is no drafter.
+        RequestError: a prompt cannot be decoded; known before anything is measured.
+    """
+    check_drafts(llm)
+    chosen = mixed_prompts(prompts, config.requests_per_point)
+    encoded = encode_prompts(llm, chosen, config.params)
+    decoder = Decoder(llm)
+    sides = [(decoder, way) for way in ways_of(config)]
+    reference: list[tuple[int, ...]] = []
+    done: list[PointRun] = []
+    with measured(llm.engine, llm.device) if config.ledger else nullcontext():
+        for concurrency in config.concurrency:
+            own = encoded[: config.requests_at(concurrency)]
+            names = tuple(prompt.name for prompt in chosen[: len(own)])
+            for _, way in sides:
+                decoder.warm_up(own, config.params, way, concurrency)
+            for repeat in range(config.repeats):
+                runs = run_in_turns(sides, own, config.params, concurrency, first=repeat)
+                reference += runs[PLAIN].outputs[len(reference) :]
+                for way, run in runs.items():
+                    num_identical = run.num_equal(reference)
+                    done.append(PointRun(concurrency, way, run, num_identical, names))
+                    on_progress(done[-1])
+    return done
 
 
 def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:

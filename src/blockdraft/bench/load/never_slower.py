@@ -82,48 +82,39 @@ class PairFigures:
     num_identical: int
 
 
-class NeverSlowerBench:
-    """Measures an LLM with a drafter against one of the same target without."""
+def measure_never_slower(
+    llm: LLM,
+    baseline: LLM,
+    prompts: Sequence[BenchPrompt],
+    config: NeverSlowerConfig,
+    on_progress: Callable[[Pair], None] = lambda pair: None,
+) -> list[Pair]:
+    """Measure every point, the sides in turns, after a warm-up of each.
 
-    def __init__(self, llm: LLM, baseline: LLM) -> None:
-        check_drafts(llm)
-        self.llm = llm
-        self.baseline = baseline
+    baseline: of the same target, without a drafter.
 
-    def run(
-        self,
-        prompts: Sequence[BenchPrompt],
-        config: NeverSlowerConfig,
-        on_progress: Callable[[Pair], None] = lambda pair: None,
-    ) -> list[Pair]:
-        """Measure every point, the sides in turns, after a warm-up of each.
-
-        Raises:
-            RequestError: a prompt cannot be decoded; known before anything is measured.
-        """
-        chosen = mixed_prompts(prompts, config.requests_per_point)
-        encoded = encode_prompts(self.baseline, chosen, config.params)
-        sides = [(Decoder(self.baseline), PLAIN), (Decoder(self.llm), ADAPTIVE)]
-        reference: list[tuple[int, ...]] = []
-        pairs: list[Pair] = []
-        for concurrency in config.concurrency:
-            own = encoded[: config.requests_at(concurrency)]
-            for decoder, way in sides:
-                decoder.warm_up(own, config.params, way, concurrency)
-            for turn in range(config.pairs):
-                runs = run_in_turns(
-                    sides,
-                    own,
-                    config.params,
-                    concurrency,
-                    first=turn,
-                    seconds=config.seconds / config.pairs,
-                )
-                reference += runs[PLAIN].outputs[len(reference) : len(own)]
-                num_identical = sum(run.num_equal(reference[: len(own)]) for run in runs.values())
-                pairs.append(Pair(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
-                on_progress(pairs[-1])
-        return pairs
+    Raises:
+        ConfigError: there is no drafter.
+        RequestError: a prompt cannot be decoded; known before anything is measured.
+    """
+    check_drafts(llm)
+    chosen = mixed_prompts(prompts, config.requests_per_point)
+    encoded = encode_prompts(baseline, chosen, config.params)
+    sides = [(Decoder(baseline), PLAIN), (Decoder(llm), ADAPTIVE)]
+    seconds = config.seconds / config.pairs
+    reference: list[tuple[int, ...]] = []
+    pairs: list[Pair] = []
+    for concurrency in config.concurrency:
+        own = encoded[: config.requests_at(concurrency)]
+        for decoder, way in sides:
+            decoder.warm_up(own, config.params, way, concurrency)
+        for turn in range(config.pairs):
+            runs = run_in_turns(sides, own, config.params, concurrency, first=turn, seconds=seconds)
+            reference += runs[PLAIN].outputs[len(reference) : len(own)]
+            num_identical = sum(run.num_equal(reference[: len(own)]) for run in runs.values())
+            pairs.append(Pair(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
+            on_progress(pairs[-1])
+    return pairs
 
 
 def pair_figures(pairs: Sequence[Pair]) -> list[PairFigures]:

@@ -9,7 +9,7 @@ from random import Random
 from time import perf_counter, sleep
 from typing import Any
 
-from blockdraft.bench.config import TrafficConfig
+from blockdraft.bench.config import RequestOptions, TrafficConfig
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, Way, check_drafts, in_turn
 from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
 from blockdraft.bench.measures import (
@@ -22,7 +22,6 @@ from blockdraft.bench.measures import (
 )
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.core.errors import AnswerFailed
-from blockdraft.core.request import SamplingParams
 from blockdraft.engine.samples import Job
 from blockdraft.llm import LLM
 
@@ -47,7 +46,7 @@ TRAFFIC_DEFINITIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(RequestOptions):
     """See TRAFFIC_DEFINITIONS."""
 
     at: float
@@ -56,13 +55,6 @@ class Request:
     temperature: float
     seed: int
     gone_after: int | None = None
-
-    @property
-    def params(self) -> SamplingParams:
-        """How it is decoded."""
-        return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,84 +135,82 @@ def _read_repeat(row: Row) -> Repeat:
     }
 
 
-class TrafficBench:
-    """Measures one pair."""
+def measure_traffic(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    requests: Sequence[Request],
+    config: TrafficConfig,
+    journal: TrafficJournal,
+    on_progress: Callable[[Repeat], None] = lambda repeat: None,
+) -> list[Repeat]:
+    """Play the traffic on each side in turns, after a warm-up; not what the journal holds.
 
-    ways = (PLAIN, ADAPTIVE)
+    Raises:
+        ConfigError: there is no drafter.
+        AnswerFailed: an answer ended with an error.
+    """
+    check_drafts(llm)
+    decoder, ways = Decoder(llm), (PLAIN, ADAPTIVE)
+    for way in ways:
+        decoder.warm_up(prompts, config.params[0], way, config.concurrency)
+    for repeat in range(len(journal.repeats), config.repeats):
+        played = {
+            way.name: _play(decoder, way, prompts, requests, config.concurrency)
+            for way in in_turn(ways, repeat)
+        }
+        journal.add({way.name: played[way.name] for way in ways})
+        on_progress(played)
+    return journal.repeats
 
-    def __init__(self, llm: LLM) -> None:
-        check_drafts(llm)
-        self.llm = llm
-        self._decoder = Decoder(llm)
 
-    def run(
-        self,
-        prompts: Sequence[list[int]],
-        requests: Sequence[Request],
-        config: TrafficConfig,
-        journal: TrafficJournal,
-        on_progress: Callable[[Repeat], None] = lambda repeat: None,
-    ) -> list[Repeat]:
-        """Play the traffic on each side in turns, after a warm-up; not what the journal holds.
-
-        Raises:
-            AnswerFailed: an answer ended with an error.
-        """
-        for way in self.ways:
-            self._decoder.warm_up(prompts, config.params[0], way, config.concurrency)
-        for repeat in range(len(journal.repeats), config.repeats):
-            played = {
-                way.name: self._play(way, prompts, requests, config.concurrency)
-                for way in in_turn(self.ways, repeat)
-            }
-            journal.add({way.name: played[way.name] for way in self.ways})
-            on_progress(played)
-        return journal.repeats
-
-    def _play(
-        self, way: Way, prompts: Sequence[list[int]], requests: Sequence[Request], most: int
-    ) -> Play:
-        """Every request comes at its time, whether the engine keeps up or not."""
-        samples = self.llm.samples
-        self._decoder.use(way, most)
-        open_keys: dict[int, int] = {}
-        tokens: list[list[int]] = [[] for _ in requests]
-        timed: list[TimedOutput | None] = [None] * len(requests)
-        place = 0
-        start = perf_counter()
-        try:
-            while place < len(requests) or open_keys:
-                now = perf_counter() - start
-                while place < len(requests) and requests[place].at <= now:
-                    one = requests[place]
-                    params = self._decoder.params_of(way, one.params)
-                    job = Job(place, list(prompts[one.prompt]), params, one.seed)
-                    open_keys[samples.add(job, 0, added_at=start + one.at)] = place
-                    place += 1
-                if not open_keys:
-                    sleep(max(0.0, requests[place].at - now))
-                    continue
-                samples.step()
-                for key in samples.with_news:
-                    chunk, where = samples.take_chunk(key), open_keys[key]
-                    tokens[where] += chunk.token_ids
-                    gone = requests[where].gone_after
-                    if chunk.completion is not None:
-                        del open_keys[key]
-                        try:
-                            timed[where] = timed_output(chunk.completion)
-                        except AnswerFailed as error:
-                            raise AnswerFailed(f"request {where}: {error}") from error
-                    if gone is not None and len(tokens[where]) >= gone:
-                        # Drafts may have reached further, or to the end.
-                        tokens[where], timed[where] = tokens[where][:gone], None
-                        if open_keys.pop(key, None) is not None:
-                            samples.drop(key)
-            wall_seconds = perf_counter() - start
-        finally:
-            samples.abandon(open_keys)
-        answers = (Answer(tuple(ids), one) for ids, one in zip(tokens, timed, strict=True))
-        return Play(wall_seconds, tuple(answers))
+def _play(
+    decoder: Decoder,
+    way: Way,
+    prompts: Sequence[list[int]],
+    requests: Sequence[Request],
+    concurrency: int,
+) -> Play:
+    """Every request comes at its time, whether the engine keeps up or not."""
+    samples = decoder.llm.samples
+    decoder.use(way, concurrency)
+    open_keys: dict[int, int] = {}
+    tokens: list[list[int]] = [[] for _ in requests]
+    timed: list[TimedOutput | None] = [None] * len(requests)
+    place = 0
+    start = perf_counter()
+    try:
+        while place < len(requests) or open_keys:
+            now = perf_counter() - start
+            while place < len(requests) and requests[place].at <= now:
+                one = requests[place]
+                params = decoder.params_of(way, one.params)
+                job = Job(place, list(prompts[one.prompt]), params, one.seed)
+                open_keys[samples.add(job, 0, added_at=start + one.at)] = place
+                place += 1
+            if not open_keys:
+                sleep(max(0.0, requests[place].at - now))
+                continue
+            samples.step()
+            for key in samples.with_news:
+                chunk, where = samples.take_chunk(key), open_keys[key]
+                tokens[where] += chunk.token_ids
+                gone = requests[where].gone_after
+                if chunk.completion is not None:
+                    del open_keys[key]
+                    try:
+                        timed[where] = timed_output(chunk.completion)
+                    except AnswerFailed as error:
+                        raise AnswerFailed(f"request {where}: {error}") from error
+                if gone is not None and len(tokens[where]) >= gone:
+                    # Drafts may have reached further, or to the end.
+                    tokens[where], timed[where] = tokens[where][:gone], None
+                    if open_keys.pop(key, None) is not None:
+                        samples.drop(key)
+        wall_seconds = perf_counter() - start
+    finally:
+        samples.abandon(open_keys)
+    answers = (Answer(tuple(ids), one) for ids, one in zip(tokens, timed, strict=True))
+    return Play(wall_seconds, tuple(answers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from blockdraft.bench.report import svg
 from blockdraft.bench.result import Result
 from blockdraft.bench.tables import three_digits
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.words import choice_of
 
 Values = Mapping[str, Any]
 
@@ -60,9 +61,8 @@ def need_plain(result: Result, rows: Iterable[Values]) -> None:
 
 def how_words(config: Values) -> str:
     """How requests were decoded."""
-    temperature = float(config.get("temperature", 0.0))
-    how = f"temperature {temperature:g}" if temperature else "greedy"
-    return f"{how}, at most {config['max_tokens']} tokens"
+    choice = choice_of(float(config.get("temperature", 0.0)))
+    return f"{choice}, at most {config['max_tokens']} tokens"
 
 
 def spread_words(spread: Values | None) -> str:

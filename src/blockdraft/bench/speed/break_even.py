@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockdraft.bench.config import BreakEvenConfig, warm_up_of
 from blockdraft.bench.decode import check_drafts, encode_prompts, in_turn
-from blockdraft.bench.measures import MEASURES, bootstrap_band
+from blockdraft.bench.measures import MEASURES, band_words, bootstrap_band
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.plan import ForwardPlan, PlannedRow
@@ -162,6 +162,20 @@ def break_even_of(measurements: Sequence[ForcedMeasurement]) -> BreakEven:
         kept_share=forced.num_kept / forced.num_drafted if forced.num_drafted else 0.0,
         speedup_band=bootstrap_band(np.array(each)) if len(each) > 1 else None,
     )
+
+
+def break_even_lines(measurements: Sequence[ForcedMeasurement]) -> list[str]:
+    """What was found, for people."""
+    found = break_even_of(measurements)
+    spread = band_words(*(found.speedup_band or (None, None)))
+    return [
+        f"a drafted step takes {1e3 * found.drafted_step_seconds:.3g} ms, a plain one "
+        f"{1e3 * found.plain_step_seconds:.3g} ms: drafting pays from tau "
+        f"{found.step_ratio:.2f} on",
+        f"forced: {found.kept_share:.1%} of the drafts kept, tau {found.acceptance_length:.2f}, "
+        f"{found.speedup:.2f} times as fast as plain decoding ({spread})",
+        NOTE,
+    ]
 
 
 def _total(each: Sequence[DecodeTotals]) -> DecodeTotals:

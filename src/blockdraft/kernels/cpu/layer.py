@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from blockdraft.kernels.checks import check_sizes
 from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.ops import (
     IS_BFLOAT16,
     TiledAttention,
     check_alike,
     check_contiguous,
-    check_sizes,
     layer_of,
     pools_of,
 )

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockdraft.kernels.checks import check_sizes
 from blockdraft.kernels.cpu import structs
 from blockdraft.kernels.cpu.library import Library
-from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_sizes
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16
 from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.interface import Linear
@@ -40,7 +41,7 @@ class NativeNGrams:
     """By compiled kernels. The arrays of the rules must not change.
 
     Raises:
-        ValueError: the parts of the table do not fit the kernels.
+        ValueError: the parts of the table do not fit the kernels, or nothing may be guessed.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class NativeNGrams:
         self._parts = [_plain(part) for part in rules.parts]
         if len(self._parts) not in (0, LONGEST):
             raise ValueError(f"{len(self._parts)} lengths of contexts, {LONGEST} are known")
+        if layers is not None and rules.num_guesses < 1:
+            raise ValueError(f"{rules.num_guesses} guesses of a head; give at least one")
         self._levels = np.ascontiguousarray(rules.frequencies, np.uint8)
         self._probabilities = np.ascontiguousarray(rules.probabilities, np.float64)
         if len(self._probabilities) != NUM_LEVELS:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockdraft.kernels.checks import check_like, check_sizes
 from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.structs import Layer, Plan, Pools
 from blockdraft.kernels.heads import stored_size
@@ -373,18 +374,7 @@ def check_alike(tensor: Tensor, *others: Tensor) -> None:
     """
     if tensor.dtype not in IS_BFLOAT16 or tensor.device.type != "cpu":
         raise RuntimeError(f"there are no kernels for {tensor.dtype} on {tensor.device}")
-    for other in others:
-        if other.dtype != tensor.dtype or other.device != tensor.device:
-            raise RuntimeError(
-                f"expected {tensor.dtype} on {tensor.device} throughout, "
-                f"and found {other.dtype} on {other.device}"
-            )
-
-
-def check_sizes(are_right: bool) -> None:
-    """Raises RuntimeError for tensors that do not fit each other."""
-    if not are_right:
-        raise RuntimeError("the sizes of the tensors do not fit each other")
+    check_like(tensor, *others)
 
 
 def check_contiguous(*tensors: Tensor) -> None:

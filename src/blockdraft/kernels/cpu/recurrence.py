@@ -9,9 +9,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from blockdraft.kernels.checks import check_sizes
 from blockdraft.kernels.cpu import structs
 from blockdraft.kernels.cpu.library import Library
-from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_contiguous, check_sizes
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_contiguous
 from blockdraft.kernels.recurrence_interface import (
     DeltaRule,
     Recurrence,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blockdraft.kernels.checks import check_like, check_sizes
 from blockdraft.kernels.cuda.source import INTERPRETED, TritonError
 from blockdraft.kernels.cuda.source.attention import attention_kernel, merge_kernel
 from blockdraft.kernels.cuda.source.linear import linear_kernel
@@ -241,15 +242,4 @@ def check_alike(tensor: Tensor, *others: Tensor) -> None:
     """Raises RuntimeError if there are no kernels for a tensor, or others are not like it."""
     if tensor.dtype not in ONE:
         raise RuntimeError(f"there are no Triton kernels for {tensor.dtype}")
-    for other in others:
-        if other.dtype != tensor.dtype or other.device != tensor.device:
-            raise RuntimeError(
-                f"expected {tensor.dtype} on {tensor.device} throughout, "
-                f"and found {other.dtype} on {other.device}"
-            )
-
-
-def check_sizes(are_right: bool) -> None:
-    """Raises RuntimeError for tensors that do not fit each other."""
-    if not are_right:
-        raise RuntimeError("the sizes of the tensors do not fit each other")
+    check_like(tensor, *others)

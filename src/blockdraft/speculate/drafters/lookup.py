@@ -49,7 +49,8 @@ class SharedTexts:
         if len(self.halves[0]) + len(token_ids) >= self._half:
             self.halves = (Automaton(), self.halves[0])
             self.version += 1
-        self.halves[0].extend([*token_ids[-self._half + 1 :], _BETWEEN_TEXTS])
+        first = max(0, len(token_ids) + 1 - self._half)
+        self.halves[0].extend([*token_ids[first:], _BETWEEN_TEXTS])
 
 
 _BETWEEN_TEXTS = -1
