@@ -42,6 +42,7 @@ def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
     for origin in ("foo", "example.org", "https://", "https://*.example.org", "https://a.org/b"):
         remedy = "give an origin such as https://example.org, or *"
         assert f"--cors-origin is {origin!r}; {remedy}" in refusal("--cors-origin", origin)
+    assert "--model-name is empty; give a name" in refusal("--model-name", "")
     assert "--max-concurrency is 0" in refusal("--max-concurrency", 0)
     assert "cannot read the API keys" in refusal("--api-key-file", tmp_path / "none")
     (tmp_path / "keys").write_text("# nothing\n\n", encoding="ascii")
