@@ -190,8 +190,8 @@ class Tokenizer:
         template that shows them; text/tool_prompt.py knows whether it does.
 
         Raises:
-            RequestError: a message is malformed or empty, or the model has no chat template, or
-                its template refuses the conversation.
+            RequestError: a message is malformed, all of them are empty, the model has no chat
+                template, or its template refuses the conversation.
             ContextTooLong: see `check_size`; only with `most`.
         """
         if not self.has_chat_template:
@@ -202,6 +202,8 @@ class Tokenizer:
             raise RequestError("the conversation is empty; give at least one message")
         for message in messages:
             _check_message(message, with_tools=tools is not None)
+        if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
+            raise RequestError("the prompt is empty; give some text")
         options = {"add_generation_prompt": True, **(options or {})}
         if reserved := _RESERVED_OPTIONS & options.keys():
             raise RequestError(
@@ -257,8 +259,6 @@ def _check_message(message: Message, *, with_tools: bool) -> None:
     texts = [value for key, value in message.items() if key not in TOOL_KEYS]
     if not all(isinstance(text, str) for text in texts):
         raise RequestError(f"message {message!r} holds something else than text")
-    if message["role"] == "user" and not message["content"].strip():
-        raise RequestError("the prompt is empty; give some text")
     for text in texts:
         _check_unicode(text)
 
