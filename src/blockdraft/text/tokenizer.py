@@ -222,11 +222,11 @@ class Tokenizer:
             ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         except TEMPLATE_ERRORS as error:
             reason = " ".join(str(error).split())
-            message = f"the target's chat template refuses this: {reason}"
+            refusal = f"the target's chat template refuses this: {reason}"
             # Of all that a template is given, tools and variables alone can be nested.
             is_nested = isinstance(error, RecursionError) and not tools
             param = "chat_template_kwargs" if is_nested else None
-            raise RequestError(message, param=param) from error
+            raise RequestError(refusal, param=param) from error
         return ids
 
     def _as_template_has_it(self, message: Message) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 from blockdraft.core.errors import RequestError
 from blockdraft.server.conversation import TEXT_PARTS, part_text
 from blockdraft.server.errors import shown
-from blockdraft.server.extensions import refuse_names
 from blockdraft.server.protocol import (
     CalledFunction,
     ChatMessage,
@@ -29,14 +28,6 @@ from blockdraft.server.responses_api.schema import (
     TextFormat,
 )
 
-CHAT_NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-}
-"""How the client calls what the chat calls otherwise."""
-
-_OWN_NAMES = {**CHAT_NAMES, "max_completion_tokens": "max_output_tokens"}
 _TEXT_PARTS = TEXT_PARTS | {"reasoning_text"}
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -47,7 +38,6 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     Raises:
         RequestError: it asks for what this server does not have.
     """
-    refuse_names(request, _OWN_NAMES)
     _refuse_what_needs_a_store(request)
     _refuse_logprobs(request)
     return ChatRequest(
