@@ -428,3 +428,20 @@ def test_who_leaves_stops_the_work(server, path):
     wait_until(lambda: server.traffic.num_active == 0)
     wait_until(lambda: not server.service.engine._running)
     assert not server.service.engine._queue
+
+
+def test_the_thinking_of_an_answer_that_was_cut_stays_before_the_next_question():
+    think = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    items = [
+        {"role": "user", "content": "a"},
+        think,
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c"},
+    ]
+    found = chat_request(ResponsesRequest(input=items)).messages
+    assert [(turn.role, turn.content, turn.reasoning_content) for turn in found] == [
+        ("user", "a", None),
+        ("assistant", "", "hm"),
+        ("user", "b", None),
+        ("assistant", "c", None),
+    ]

@@ -116,7 +116,7 @@ class _Conversation:
             self._add_call(item)
         elif isinstance(item, ResultItem):
             text = _text_of(item.output, f"{place}.output")
-            self._turns.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+            self._add_turn(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
         elif isinstance(item, ReasoningItem):
             text = _text_of(item.content or [], f"{place}.content")
             self._reasoning += [text] if text else []
@@ -131,7 +131,13 @@ class _Conversation:
         elif role == "system" and not self._turns:
             self._system.append(text)
         else:
-            self._turns.append(ChatMessage(role=role, content=text))
+            self._add_turn(ChatMessage(role=role, content=text))
+
+    def _add_turn(self, turn: ChatMessage) -> None:
+        """Take a turn that is not the model's. An answer that was cut has its thinking alone."""
+        if self._reasoning:
+            self._turns.append(self._answer(""))
+        self._turns.append(turn)
 
     def _add_call(self, item: CallItem) -> None:
         function = CalledFunction(name=item.name, arguments=item.arguments)
