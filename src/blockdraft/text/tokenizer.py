@@ -196,7 +196,8 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise RequestError(
-                "the target has no chat template; give a raw prompt (--raw) or use a chat model"
+                "the target has no chat template; let it continue a text instead (--raw, "
+                "LLM.generate, /v1/completions), or use a chat model"
             )
         if not messages:
             raise RequestError("the conversation is empty; give at least one message")

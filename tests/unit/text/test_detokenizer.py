@@ -180,6 +180,13 @@ def test_bad_conversations_are_refused(tokenizer, messages):
         tokenizer.encode_chat(messages)
 
 
+def test_without_a_chat_template_each_way_to_continue_a_text_is_named(tmp_path):
+    folder = tiny_target_folder(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(RequestError, match=r"\(--raw, LLM.generate, /v1/completions\)"):
+        load_tokenizer(folder).encode_chat([{"role": "user", "content": "abc"}])
+
+
 def test_one_turn_of_several_may_be_empty(tokenizer):
     """As other servers have it, whose clients send a turn without text now and then."""
     question = {"role": "user", "content": "abc"}
