@@ -71,6 +71,14 @@ def log_as_server(log_format: str) -> None:
         logger.setLevel(max(logging.WARNING, LOG.level))
 
 
+def tell_why_it_ends(message: str) -> None:
+    """Write the last line of a command that fails; where the log is JSON, as a part of it."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in LOG.handlers):
+        LOG.error(message)
+    else:
+        typer.echo(f"blockdraft: {message}", err=True)
+
+
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """The same command with the options -v and -q."""
 

@@ -1,5 +1,6 @@
 """`blockdraft serve` as a command: what it refuses, and how a whole process lives and ends."""
 
+import json
 import re
 import signal
 import subprocess
@@ -50,6 +51,16 @@ def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
     with bind(ServeConfig(port=0)) as sock:
         port = sock.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}" in refusal("--port", port)
+
+
+def test_the_reason_why_a_server_ends_is_json_as_its_log():
+    arguments = ["serve", "--log-format", "json", "--max-waiting", "-1"]
+    result = CliRunner().invoke(app, arguments, prog_name="blockdraft")
+    assert result.exit_code == MISTAKE
+    (line,) = map(json.loads, result.stderr.splitlines())
+    assert line["level"] == "ERROR"
+    assert line["message"] == "--max-waiting is -1; give 0 or more"
+    assert "--max-waiting is -1" in refusal("--max-waiting", -1)  # the next log is text again
 
 
 @pytest.mark.parametrize(
