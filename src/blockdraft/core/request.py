@@ -182,7 +182,7 @@ def _check_grammar(grammar: object, ignore_eos: bool) -> None:
         raise RequestError(f"grammar is {grammar!r:.60}; give a Grammar, see Grammar.json_schema")
     if ignore_eos:
         raise RequestError(
-            "a grammar says where the answer ends; leave out ignore_eos or grammar",
+            "a grammar, such as that of a format, says where the answer ends; leave out ignore_eos",
             param="ignore_eos",
         )
 

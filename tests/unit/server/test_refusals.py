@@ -588,6 +588,11 @@ TOO_LONG = "this model's maximum context length is exceeded"
             "min_tokens",
             "min_tokens is 10 and max_completion_tokens 9; give a min_tokens of at most 9, or",
         ),
+        (
+            {"response_format": {"type": "json_object"}},
+            "ignore_eos",
+            "a grammar, such as that of a format, says where the answer ends; leave out ignore_eos",
+        ),
         ({"echo": True}, "echo", "echo is true: only false is supported; leave it out"),
         (
             {"chat_template": "{{ x }}"},
