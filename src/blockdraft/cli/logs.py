@@ -20,6 +20,9 @@ _VERBOSE = "blockdraft: %(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _DATED = "blockdraft: %(asctime)s %(levelname)s %(message)s"
 
+_SERVER_LOGGERS = ("uvicorn", "asyncio")
+"""Of libraries, whose warnings would be written as they are, without time and level."""
+
 _VERBOSITY = {
     "verbose": Annotated[
         bool,
@@ -58,9 +61,22 @@ class JsonFormatter(logging.Formatter):
 
 def log_as_server(log_format: str) -> None:
     """Give every line its time and level, as a server's log needs them."""
+    (handler,) = LOG.handlers
     formatter = JsonFormatter() if log_format == "json" else logging.Formatter(_DATED)
     if log_format == "json" or not LOG.isEnabledFor(logging.DEBUG):
-        LOG.handlers[0].setFormatter(formatter)  # -v writes time and level already
+        handler.setFormatter(formatter)  # -v writes time and level already
+    for name in _SERVER_LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(max(logging.WARNING, LOG.level))
+
+
+def tell_why_it_ends(message: str) -> None:
+    """Write the last line of a command that fails; where the log is JSON, as a part of it."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in LOG.handlers):
+        LOG.error(message)
+    else:
+        typer.echo(f"blockdraft: {message}", err=True)
 
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from blockdraft.cli.doctor import doctor
 from blockdraft.cli.env import env
 from blockdraft.cli.explain import explain
 from blockdraft.cli.generate import generate
-from blockdraft.cli.logs import LOG, start_log, with_verbosity
+from blockdraft.cli.logs import LOG, start_log, tell_why_it_ends, with_verbosity
 from blockdraft.cli.prove import prove
 from blockdraft.cli.serve import serve
 from blockdraft.cli.train import train
@@ -67,7 +67,7 @@ def _refusals() -> Iterator[None]:
 
 def _refuse(message: str, cause: BaseException, status: int) -> NoReturn:
     LOG.debug("the error arose here", exc_info=cause)
-    typer.echo(f"blockdraft: {' '.join(message.split())}", err=True)
+    tell_why_it_ends(" ".join(message.split()))
     raise typer.Exit(status) from cause
 
 
@@ -138,14 +138,13 @@ def main() -> None:
         # -v shows it; a library may have set up the log of another process.
         LOG.debug("the fault arose here", exc_info=error)
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        typer.echo(
-            f"blockdraft: {what}; this is a fault of ours: run it again with -v, and report what "
-            "that and `blockdraft env` print",
-            err=True,
+        tell_why_it_ends(
+            f"{what}; this is a fault of ours: run it again with -v, and report what that and "
+            "`blockdraft env` print"
         )
         sys.exit(FAILED)
     except KeyboardInterrupt:  # between two commands' lines, where nothing else catches it
-        typer.echo("blockdraft: interrupted", err=True)
+        tell_why_it_ends("interrupted")
         sys.exit(INTERRUPTED)
 
 

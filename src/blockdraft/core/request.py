@@ -65,7 +65,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens, 1)
-        check_count("min_tokens", self.min_tokens, 0, self.max_tokens)
+        check_count("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; give a "
+                f"min_tokens of at most {self.max_tokens}, or a higher max_tokens",
+                param="min_tokens",
+            )
         self._take_real("temperature", 0.0, math.inf)
         check_count("top_k", self.top_k, 0)
         self._take_real("top_p", 0.0, 1.0, low_open=True)
@@ -176,7 +182,7 @@ def _check_grammar(grammar: object, ignore_eos: bool) -> None:
         raise RequestError(f"grammar is {grammar!r:.60}; give a Grammar, see Grammar.json_schema")
     if ignore_eos:
         raise RequestError(
-            "a grammar says where the answer ends; leave out ignore_eos or grammar",
+            "a grammar, such as that of a format, says where the answer ends; leave out ignore_eos",
             param="ignore_eos",
         )
 

@@ -6,10 +6,10 @@
    beyond that, and `errors.py` what is answered if it looks different. `responses_api` and
    `messages_api` make chats of the requests of other interfaces.
 2. `shape.py` makes a grammar of formats and `tools`, with room for thinking before it;
-   `conversation.py` makes turns for the chat template. `params.py` makes `SamplingParams` of all
-   that: the one place that translates. `service.py` first takes places in the queue; then
-   `preparing.py` has the prompt tokenized and the grammar compiled in threads (`workers.py`), in
-   bounded time.
+   `conversation.py` makes turns for the chat template, and `prompts.py` token ids. `params.py`
+   makes `SamplingParams` of all that: the one place that translates. `service.py` first takes
+   places in the queue; then `preparing.py` has the prompt tokenized and the grammar compiled in
+   threads (`workers.py`), in bounded time.
 3. `engine/async_engine.py` takes it in. One thread owns the engine and steps it; between two steps
    it drops the samples whose clients have left, fills free places from the queue
    (`engine/fair_queue.py` says whose turn it is), and hands out chunks. `engine/samples.py` runs

@@ -192,7 +192,7 @@ def _encode(service: Service, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if body.prompt is None:
-        return service.encode_chat(body, read_toolbox(body, service.tokenizer))
+        return service.prompts.encode_chat(body, read_toolbox(body, service.tokenizer))
     if body.tools is not None:
         raise RequestError("tools belong to messages; leave out prompt", param="tools")
     _check_size("prompt", len(body.prompt), MAX_CHARACTERS, "characters")

@@ -61,6 +61,7 @@ class ServeConfig:
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
+        _check_model_name(self.model_name)
         if not 0 <= self.port < 2**16:
             raise ConfigError(f"port is {self.port}; give a number from 0 to 65535")
         if self.max_waiting < 0:
@@ -86,6 +87,11 @@ class ServeConfig:
         for key in self.api_keys:
             if not key.isascii() or not key.isprintable() or not key.strip():
                 raise ConfigError("an API key is empty or holds odd characters; use plain ASCII")
+
+
+def _check_model_name(name: str | None) -> None:
+    if name is not None and not name.strip():
+        raise ConfigError("model_name is empty; give a name, or leave it out")
 
 
 def _as_sent(origin: str) -> str:

@@ -32,6 +32,13 @@ class Connection(H11Protocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing in the log: clients in Java offer HTTP/2 with each request.
+
+        Who offers another protocol may be answered in this one. uvicorn would warn, and advise to
+        install a library for WebSockets, which no route here speaks.
+        """
+
     def _await_request(self) -> None:
         """A deadline stands until the head is whole: a byte now and then does not move it."""
         if self._deadline is None:

@@ -1,7 +1,7 @@
 """Every error as OpenAI's clients expect it. No torch."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -151,9 +151,18 @@ def from_validation(error: RequestValidationError) -> ApiError:
         )
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing; give it", param=param, code="missing_parameter")
-    reasons = " or ".join(dict.fromkeys(f["msg"] for f in same))
+    reasons = " or ".join(dict.fromkeys(map(_reason, same)))
     value = shown(first.get("input"))
     return ApiError(400, f"{param} is {value}: {reasons}", param=param, code="invalid_type")
+
+
+def _reason(found: Mapping[str, Any]) -> str:
+    """What is wrong with a value, in the words of JSON where pydantic has Python's."""
+    if found["type"] == "none_required":
+        return "it is not supported; leave it out"
+    if found["type"] == "literal_error" and found["ctx"]["expected"] in ("False", "True"):
+        return f"only {found['ctx']['expected'].lower()} is supported; leave it out"
+    return str(found["msg"])
 
 
 def _param(loc: Sequence[Any], body: Any, kind: str) -> str:
@@ -181,11 +190,16 @@ def _shortened(text: str) -> str:
 
 def shown(value: object) -> str:
     """The beginning of a value, as JSON."""
+    text = ""
     try:
-        text = json.dumps(value, ensure_ascii=True)
+        # Not all of it: to write a million members would hold up all other requests.
+        for part in json.JSONEncoder().iterencode(value):
+            text += part
+            if len(text) > _SHOWN:
+                return text[: _SHOWN - 3] + "..."
     except (TypeError, ValueError, RecursionError):
-        text = type(value).__name__
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+        return type(value).__name__
+    return text
 
 
 async def answer_validation(request: Request, error: Exception) -> JSONResponse:

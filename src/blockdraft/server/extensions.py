@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.protocol import AnswerFields, RequestFields
+from blockdraft.server.protocol import AnswerFields
 
 
 class ChatFields(AnswerFields):
@@ -21,20 +21,6 @@ class ChatFields(AnswerFields):
         """Those of AnswerFields that were given, for the chat."""
         names = AnswerFields.model_fields
         return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-
-def refuse_names(request: RequestFields, own_names: Mapping[str, str]) -> None:
-    """Refuse a chat's parameter that has another name here; one sample is what is given anyway.
-
-    Raises:
-        RequestError: one was given.
-    """
-    given = request.model_extra or {}
-    for name, own_name in own_names.items():
-        if name in given:
-            raise RequestError(f"{name} is called {own_name} here; give that", param=name)
-    if given.get("n", 1) != 1:
-        raise RequestError(f"n is {given['n']!r:.20}; one answer is given here", param="n")
 
 
 @contextmanager

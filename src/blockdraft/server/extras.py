@@ -78,6 +78,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_thinking": ((), _THINKING),
     "stop_sequences": (([],), "give stop instead" + _OR_LEAVE_OUT),
     "eos_token_id": (([],), "give stop_token_ids instead" + _OR_LEAVE_OUT),
+    "n": ((1,), "one answer is given here" + _LEAVE_OUT),
     "num_return_sequences": ((1,), "give n instead" + _OR_LEAVE_OUT),
     "tools": (([],), "they belong to /v1/chat/completions" + _LEAVE_OUT),
     "suffix": (("",), "inserting before a suffix is not supported" + _LEAVE_OUT),
@@ -116,6 +117,7 @@ def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> N
         ApiError: a field is unknown, and `strict`.
     """
     given = body.model_extra or {}
+    _refuse_other_names(given, body.own_names)
     _refuse_unsupported(given)
     unknown = [name for name in given if name not in _UNSUPPORTED]
     options = getattr(body, "stream_options", None)
@@ -137,6 +139,12 @@ def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> N
         logger.info("%s ignored the unknown parameter %s", request.state.request_id, name)
     listed = ", ".join(told)
     request.state.warning = f'299 blockdraft "ignored unknown parameters: {listed}"'
+
+
+def _refuse_other_names(given: Mapping[str, Any], own_names: Mapping[str, str]) -> None:
+    for name, own_name in own_names.items():
+        if name in given:
+            raise RequestError(f"{name} is called {own_name} here; give that", param=name)
 
 
 def _refuse_unsupported(given: Mapping[str, Any]) -> None:

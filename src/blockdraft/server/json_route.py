@@ -15,6 +15,8 @@ from blockdraft.server.errors import ApiError
 MAX_OBJECTS = 2**15
 """Objects and lists of a body, such as turns and their parts. To check so many takes a tenth of a
 second, in which all other requests wait; a body may hold a million, which take over a second."""
+MAX_MEMBERS = 2**17
+"""Names with their values, of all objects of a body together, for the same reason."""
 _TEXTS = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.DOTALL)
 """Strings of JSON. Matches wherever one begins, even if it has no end, so time is linear."""
 
@@ -40,11 +42,11 @@ class JsonRoute(APIRoute):
 async def _check_body(request: Request) -> None:
     """Say what is wrong with a body that cannot be read as JSON; what is read is kept."""
     body = await request.body()
-    if _num_opened(body) > MAX_OBJECTS and _num_opened(_TEXTS.sub(b"", body)) > MAX_OBJECTS:
+    if _holds_too_much(body) and _holds_too_much(_TEXTS.sub(b"", body)):
         raise ApiError(
             413,
-            f"the body holds more than {MAX_OBJECTS} JSON objects and lists; send fewer turns, or "
-            "their parts joined",
+            f"the body holds more than {MAX_OBJECTS} JSON objects and lists, or more than "
+            f"{MAX_MEMBERS} members of objects; send fewer turns, or their parts joined",
             code="body_too_large",
         )
     try:
@@ -63,9 +65,10 @@ async def _check_body(request: Request) -> None:
         ) from error
 
 
-def _num_opened(body: bytes) -> int:
-    """Objects and lists that begin in a body, those in its texts included."""
-    return body.count(b"{") + body.count(b"[")
+def _holds_too_much(body: bytes) -> bool:
+    """Whether it has too many objects, lists or members, what its texts hold included."""
+    num_opened = body.count(b"{") + body.count(b"[")
+    return num_opened > MAX_OBJECTS or body.count(b":") > MAX_MEMBERS
 
 
 def _no_json(reason: str) -> ApiError:

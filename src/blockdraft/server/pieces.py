@@ -146,7 +146,8 @@ class Answer:
                 return await anext(self.stream, None)
         except TimeoutError as error:
             raise RequestTimeout(
-                f"the request took longer than {self.seconds:g} seconds; ask for fewer tokens"
+                f"the request took longer than {self.seconds:g} seconds, waiting included; ask for "
+                "fewer tokens, or start the server with a longer --request-timeout"
             ) from error
 
     async def whole(self) -> list[Piece]:

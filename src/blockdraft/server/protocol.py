@@ -7,7 +7,8 @@ the same as nothing. Unknown fields of messages are ignored; those of a request 
 server/extras.py, which says what becomes of them. No torch here.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -42,9 +43,13 @@ class _Exact(Fields):
 
 
 class RequestFields(Fields):
-    """The body of a request; `model_extra` has its unknown fields."""
+    """The body of a request; `model_extra` has its unknown fields.
+
+    own_names: how the route calls fields that others call otherwise, by the names of those.
+    """
 
     model_config = ConfigDict(extra="allow")
+    own_names: ClassVar[Mapping[str, str]] = {}
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from blockdraft.core.errors import ContextTooLong, RequestError
+from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.receipt import Environment
 from blockdraft.core.request import SamplingParams
@@ -17,12 +17,6 @@ from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
 from blockdraft.server.calls import CallFinder
 from blockdraft.server.config import ServeConfig
-from blockdraft.server.conversation import (
-    prediction_text,
-    speaks_of_tools,
-    template_messages,
-    template_options,
-)
 from blockdraft.server.errors import blaming, unknown_model
 from blockdraft.server.extensions import renaming
 from blockdraft.server.harmony import HarmonyParser
@@ -36,6 +30,7 @@ from blockdraft.server.params import (
 from blockdraft.server.parts import AnswerParser, MarkedParser
 from blockdraft.server.pieces import Answer, Echo
 from blockdraft.server.preparing import Preparing
+from blockdraft.server.prompts import PromptReader
 from blockdraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -43,17 +38,15 @@ from blockdraft.server.protocol import (
     Sampling,
     ShapeFields,
     StreamOptions,
-    TokenizeRequest,
 )
 from blockdraft.server.receipts import Receipts
 from blockdraft.server.render import ChatForm, CompletionForm, Envelope, Form
 from blockdraft.server.session import Session
-from blockdraft.server.shape import Shape, Toolbox, read_shape, read_toolbox
+from blockdraft.server.shape import Shape, Toolbox, read_shape
 from blockdraft.text.grammar import CompiledGrammar
 from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.token_bytes import TokenBytes
 from blockdraft.text.tokenizer import Tokenizer
-from blockdraft.text.tool_prompt import encode_tool_chat
 
 logger = logging.getLogger(__name__)
 
@@ -81,16 +74,6 @@ class ServedModel:
     created: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Chat:
-    """A conversation as the engine takes it. For `thinks` see Answer."""
-
-    prompt_ids: list[int]
-    toolbox: Toolbox | None
-    thinks: bool | None
-    prediction_ids: tuple[int, ...]
-
-
 class Service:
     """Answers requests with an engine that runs."""
 
@@ -111,6 +94,7 @@ class Service:
         self.tokens = TokenBytes(tokenizer)
         self.preparing = Preparing(engine, config)
         self._marks = harmony_marks(tokenizer)
+        self.prompts = PromptReader(tokenizer, engine)
         self._receipts = Receipts(model.root, environment)
 
     def check_model(self, name: str | None) -> None:
@@ -127,7 +111,7 @@ class Service:
         self.check_model(request.model)
         num = self._num_samples(request.n, 1)
         with self.engine.hold(num):
-            chat = await self.preparing.prompt(lambda: self._read_chat(request), caller.client)
+            chat = await self.preparing.prompt(lambda: self.prompts.chat(request), caller.client)
             shape, compiled = await self._shape(request, caller, chat.toolbox, thinks=chat.thinks)
             await self._prepare_receipts(request)
         # Nothing is awaited from here on, so the room that was held is still there.
@@ -153,17 +137,6 @@ class Service:
             )
             return self._start(request, caller, form, jobs, shape, parser=parser)
 
-    def _read_chat(self, request: ChatRequest) -> _Chat:
-        """To be called in a thread."""
-        toolbox = read_toolbox(request, self.tokenizer)
-        prompt_ids = self.encode_chat(request, toolbox, most=self.engine.max_tokens)
-        return _Chat(prompt_ids, toolbox, self._thinks(prompt_ids), self._read_prediction(request))
-
-    def _read_prediction(self, request: Sampling) -> tuple[int, ...]:
-        """To be called in a thread."""
-        with blaming("prediction"):
-            return self.engine.prediction_ids(prediction_text(request.prediction))
-
     async def complete(self, request: CompletionRequest, caller: Caller) -> Session:
         """Start to continue texts.
 
@@ -178,7 +151,10 @@ class Service:
         num = self._num_samples(request.n, _num_prompts(request.prompt))
         with self.engine.hold(num):
             prompts, prediction_ids = await self.preparing.prompt(
-                lambda: (self._read_prompts(request.prompt), self._read_prediction(request)),
+                lambda: (
+                    self.prompts.texts(request.prompt),
+                    self.prompts.prediction(request),
+                ),
                 caller.client,
             )
             shape, compiled = await self._shape(request, caller)
@@ -207,64 +183,6 @@ class Service:
             echoes = [Echo(self.tokenizer.decode(ids), alone) for ids in prompts]
         jobs = _jobs(prompts, params, compiled, prediction_ids=prediction_ids)
         return self._start(request, caller, form, jobs, shape, echoes=echoes)
-
-    def encode_chat(
-        self,
-        request: ChatRequest | TokenizeRequest,
-        toolbox: Toolbox | None,
-        *,
-        most: int | None = None,
-    ) -> list[int]:
-        """The prompt of a conversation in which the model is told of the tools.
-
-        To be called in a thread. most: tokens, of which more are refused early where that is
-        certain.
-
-        Raises:
-            RequestError, ContextTooLong: see encode_tool_chat.
-        """
-        num = len(request.messages or ())
-        if num > self.engine.max_tokens:
-            raise ContextTooLong(
-                f"the conversation has {num} messages, and the context has room for "
-                f"{self.engine.max_tokens} tokens; send fewer"
-            )
-        messages = template_messages(request.messages or ())
-        options = template_options(
-            request.chat_template_kwargs, request.reasoning_effort, self.tokenizer
-        )
-        for name in ("add_generation_prompt", "continue_final_message"):
-            if name in options:
-                raise RequestError(
-                    f"{name} is a parameter of its own; take it out of chat_template_kwargs",
-                    param="chat_template_kwargs",
-                )
-            options[name] = getattr(request, name)
-        if request.continue_final_message and request.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message needs add_generation_prompt to be false",
-                param="continue_final_message",
-            )
-        tools = () if toolbox is None else toolbox.tools
-        if tools or speaks_of_tools(messages):
-            return encode_tool_chat(self.tokenizer, messages, tools, options, most=most)
-        return self.tokenizer.encode_chat(messages, options, most=most)
-
-    def _read_prompts(self, prompt: str | list[str] | Ids | list[Ids]) -> list[list[int]]:
-        """To be called in a thread."""
-        most = self.engine.max_tokens
-        if isinstance(prompt, str):
-            return [self.tokenizer.encode(prompt, most=most)]
-        if not prompt:
-            raise RequestError("prompt is an empty list; give at least one", param="prompt")
-        ids = [one for one in prompt if isinstance(one, int)]
-        texts = [one for one in prompt if isinstance(one, str)]
-        if texts:
-            return [self.tokenizer.encode(text, most=most) for text in texts]
-        prompts = [ids] if ids else [list(one) for one in prompt if isinstance(one, list)]
-        for one in prompts:
-            self.engine.check_ids("prompt", one)  # an echo decodes them
-        return prompts
 
     async def _shape(
         self,
@@ -385,11 +303,6 @@ class Service:
             return HarmonyParser(toolbox, self.tokenizer.eos_ids)
         finder = None if toolbox is None else CallFinder(toolbox, self.tokenizer.eos_ids)
         return MarkedParser(thinks, finder)
-
-    def _thinks(self, prompt_ids: Sequence[int]) -> bool | None:
-        if self._marks or not self.tokenizer.thinks:
-            return None
-        return self.tokenizer.begins_thinking(prompt_ids)
 
 
 def _num_prompts(prompt: str | list[str] | Ids | list[Ids]) -> int:

@@ -190,18 +190,21 @@ class Tokenizer:
         template that shows them; text/tool_prompt.py knows whether it does.
 
         Raises:
-            RequestError: a message is malformed or empty, or the model has no chat template, or
-                its template refuses the conversation.
+            RequestError: a message is malformed, all of them are empty, the model has no chat
+                template, or its template refuses the conversation.
             ContextTooLong: see `check_size`; only with `most`.
         """
         if not self.has_chat_template:
             raise RequestError(
-                "the target has no chat template; give a raw prompt (--raw) or use a chat model"
+                "the target has no chat template; let it continue a text instead (--raw, "
+                "LLM.generate, /v1/completions), or use a chat model"
             )
         if not messages:
             raise RequestError("the conversation is empty; give at least one message")
         for message in messages:
             _check_message(message, with_tools=tools is not None)
+        if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
+            raise RequestError("the prompt is empty; give some text")
         options = {"add_generation_prompt": True, **(options or {})}
         if reserved := _RESERVED_OPTIONS & options.keys():
             raise RequestError(
@@ -220,7 +223,11 @@ class Tokenizer:
             ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         except TEMPLATE_ERRORS as error:
             reason = " ".join(str(error).split())
-            raise RequestError(f"the target's chat template refuses this: {reason}") from error
+            refusal = f"the target's chat template refuses this: {reason}"
+            # Of all that a template is given, tools and variables alone can be nested.
+            is_nested = isinstance(error, RecursionError) and not tools
+            param = "chat_template_kwargs" if is_nested else None
+            raise RequestError(refusal, param=param) from error
         return ids
 
     def _as_template_has_it(self, message: Message) -> dict[str, Any]:
@@ -253,8 +260,6 @@ def _check_message(message: Message, *, with_tools: bool) -> None:
     texts = [value for key, value in message.items() if key not in TOOL_KEYS]
     if not all(isinstance(text, str) for text in texts):
         raise RequestError(f"message {message!r} holds something else than text")
-    if message["role"] == "user" and not message["content"].strip():
-        raise RequestError("the prompt is empty; give some text")
     for text in texts:
         _check_unicode(text)
 

@@ -1,5 +1,6 @@
 """`blockdraft serve` as a command: what it refuses, and how a whole process lives and ends."""
 
+import json
 import re
 import signal
 import subprocess
@@ -42,6 +43,7 @@ def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
     for origin in ("foo", "example.org", "https://", "https://*.example.org", "https://a.org/b"):
         remedy = "give an origin such as https://example.org, or *"
         assert f"--cors-origin is {origin!r}; {remedy}" in refusal("--cors-origin", origin)
+    assert "--model-name is empty; give a name" in refusal("--model-name", "")
     assert "--max-concurrency is 0" in refusal("--max-concurrency", 0)
     assert "cannot read the API keys" in refusal("--api-key-file", tmp_path / "none")
     (tmp_path / "keys").write_text("# nothing\n\n", encoding="ascii")
@@ -49,6 +51,16 @@ def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
     with bind(ServeConfig(port=0)) as sock:
         port = sock.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}" in refusal("--port", port)
+
+
+def test_the_reason_why_a_server_ends_is_json_as_its_log():
+    arguments = ["serve", "--log-format", "json", "--max-waiting", "-1"]
+    result = CliRunner().invoke(app, arguments, prog_name="blockdraft")
+    assert result.exit_code == MISTAKE
+    (line,) = map(json.loads, result.stderr.splitlines())
+    assert line["level"] == "ERROR"
+    assert line["message"] == "--max-waiting is -1; give 0 or more"
+    assert "--max-waiting is -1" in refusal("--max-waiting", -1)  # the next log is text again
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """What a server needs where it is deployed: a path prefix, a log for machines, clear refusals."""
 
 import gzip
+import io
 import json
 import logging
+import socket
 import sys
 
 import pytest
 
 from blockdraft import ConfigError
-from blockdraft.cli.logs import JsonFormatter
+from blockdraft.cli.logs import LOG, JsonFormatter, log_as_server
 from blockdraft.server.config import ServeConfig
 from tests.serving import chat_body, error_of, running_server, wait_until
 from tests.small_llm import load_llm
@@ -127,3 +129,38 @@ def test_an_error_of_the_log_is_one_line_of_json():
         )
     (line,) = JsonFormatter().format(record).splitlines()
     assert "two" in json.loads(line)["traceback"]
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What the log of the command writes."""
+    written = io.StringIO()
+    monkeypatch.setattr(LOG, "handlers", [logging.StreamHandler(written)])
+    for name in ("uvicorn", "asyncio"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    return written
+
+
+def raw_answer(server, request):
+    """What the server sends for these bytes."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as sock:
+        sock.sendall(request)
+        return b"".join(iter(lambda: sock.recv(2**16), b""))
+
+
+def test_a_line_of_a_library_is_json_too(server, log):
+    log_as_server("json")
+    assert raw_answer(server, b"no HTTP\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    (line,) = [line for line in lines if line["logger"] == "uvicorn.error"]
+    assert line["level"] == "WARNING"
+    assert line["message"] == "Invalid HTTP request received."
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_the_offer_of_another_protocol_is_passed_over(server, caplog, protocol):
+    offer = f"connection: upgrade, close\r\nupgrade: {protocol}\r\n"
+    request = f"GET /health HTTP/1.1\r\nhost: localhost\r\n{offer}\r\n"
+    assert raw_answer(server, request.encode()).startswith(b"HTTP/1.1 200 ")
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]

@@ -135,7 +135,7 @@ def test_429_comes_before_the_work(llm, gate, monkeypatch):
         assert server.client.get("/ready").status_code == 503
         assert "blockdraft:num_requests_preparing" in server.client.get("/metrics").text
         with monkeypatch.context() as patch:
-            patch.setattr(server.service, "tokenizer", None)  # would fail
+            patch.setattr(server.service, "prompts", None)  # would fail
             response = server.chat()
             assert error_of(response, 429)["code"] == "queue_full"
             assert int(response.headers["retry-after"]) >= 1

@@ -9,7 +9,8 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from blockdraft.server.json_route import MAX_OBJECTS
+from blockdraft.server.errors import shown
+from blockdraft.server.json_route import MAX_MEMBERS, MAX_OBJECTS
 from blockdraft.server.messages_api.schema import MessagesRequest
 from blockdraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from blockdraft.server.responses_api.schema import ResponsesRequest
@@ -421,12 +422,38 @@ def test_a_body_of_many_small_parts_is_refused_before_it_is_checked(server):
     parts.append(parts[0])
     error = error_of(server.client.post(CHAT, json=sent), 413)
     assert error["code"] == "body_too_large"
-    assert "more than 32768 JSON objects and lists; send fewer turns" in error["message"]
+    assert "more than 32768 JSON objects and lists, or" in error["message"]
     lists = {**message(), "metadata": [[]] * MAX_OBJECTS}
     error_of(server.client.post(CHAT, json=lists), 413)
     # Braces of a text are no objects, also behind quotes in it.
     text = {"messages": [{"role": "user", "content": '\\"{[' * (MAX_OBJECTS + 1)}]}
     assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
+
+
+def test_a_body_of_many_members_is_refused_before_it_is_checked(server):
+    members = {f"k{i}": 1 for i in range(MAX_MEMBERS - 8)}
+    response = server.client.post(CHAT, json={**chat_body(max_tokens=1), "metadata": members})
+    assert response.status_code == 200
+    members |= {f"m{i}": 1 for i in range(8)}
+    sent = {**chat_body(max_tokens=1), "metadata": members}
+    error = error_of(server.client.post(CHAT, json=sent), 413)
+    assert "more than 131072 members of objects; send fewer turns" in error["message"]
+    # Colons of a text are no members.
+    text = {"messages": [{"role": "user", "content": "a: " * (MAX_MEMBERS + 1)}]}
+    assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
+
+
+def test_the_beginning_of_a_value_is_written_and_not_all_of_it():
+    parts = iter(range(10**6))
+
+    class Unending(list):
+        def __iter__(self):
+            return parts
+
+    assert shown(Unending([0])) == "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16..."
+    assert next(parts) < 100
+    assert shown({"a": [1, None]}) == '{"a": [1, null]}'
+    assert shown({"a": object()}) == "dict"
 
 
 def test_a_text_without_an_end_is_read_once(server):
@@ -555,6 +582,23 @@ TOO_LONG = "this model's maximum context length is exceeded"
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs is -1"),
         ({"prediction": {"content": "a\ud800"}}, "prediction", "the text is not valid Unicode"),
         (NO_TOKENS, "max_completion_tokens", "max_completion_tokens is 0"),
+        ({"min_tokens": 30}, "min_tokens", "min_tokens is 30 and max_tokens 24; give a min_tokens"),
+        (
+            {**NO_TOKENS, "max_completion_tokens": 9, "min_tokens": 10},
+            "min_tokens",
+            "min_tokens is 10 and max_completion_tokens 9; give a min_tokens of at most 9, or",
+        ),
+        (
+            {"response_format": {"type": "json_object"}},
+            "ignore_eos",
+            "a grammar, such as that of a format, says where the answer ends; leave out ignore_eos",
+        ),
+        ({"echo": True}, "echo", "echo is true: only false is supported; leave it out"),
+        (
+            {"chat_template": "{{ x }}"},
+            "chat_template",
+            'chat_template is "{{ x }}": it is not supported; leave it out',
+        ),
         ({**NO_TOKENS, "max_completion_tokens": 9**9}, "messages", f"{TOO_LONG}: prompt of"),
     ],
 )
@@ -574,7 +618,7 @@ HUGE = int("9" * 4300)
         (TEXT, {"prompt": ["a", "b"], "n": HUGE}, "ask for fewer"),
         (CHAT, {**chat_body(), "n": HUGE}, "ask for fewer"),
         (CHAT, {**chat_body(), "max_tokens": HUGE}, "shorten one of them"),
-        (CHAT, {**chat_body(), "min_tokens": HUGE}, "give a number from 0 to"),
+        (CHAT, {**chat_body(), "min_tokens": HUGE}, "or a higher max_tokens"),
         ("/detokenize", {"tokens": [HUGE]}, f"give ids from 0 to {TEXT_VOCAB_SIZE - 1}"),
         (CHAT, {**chat_body(), "response_format": {"type": "text", "y" * 9**6: 1}}, "leave it out"),
         (CHAT, {**chat_body(), "structured_outputs": {"regex": "(" * 9**5}}, ""),
@@ -671,8 +715,11 @@ def test_variables_may_be_nested_until_they_are_refused(server):
         response = server.client.post(CHAT, content=body, headers=JSON)
         statuses.add(response.status_code)
         if response.status_code == 400:
-            message = response.json()["error"]["message"]
-            assert "chat template refuses this" in message or "nested too deeply" in message
+            error = response.json()["error"]
+            if "chat template refuses this" in error["message"]:
+                assert error["param"] == "chat_template_kwargs"
+            else:
+                assert "nested too deeply" in error["message"]
     assert statuses == {200, 400}
 
 

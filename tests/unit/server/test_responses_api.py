@@ -287,6 +287,18 @@ def test_unknown_fields_are_told_of(server):
         assert response.status_code == 200, response.text
         assert "whatever_comes" in response.headers["warning"]
         assert "metadata" not in response.headers["warning"]
+        assert response.headers["warning"].endswith('parameters: whatever_comes"')
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(PATH, {"max_tokens": 3}), (PATH, {"n": 2}), ("/v1/messages", {"stop": "a"})],
+)
+def test_a_field_that_is_refused_is_not_called_ignored(server, path, field):
+    fields = {"input": "abc"} if path == PATH else {**chat_body("abc"), "ignore_eos": None}
+    response = server.post(path, **fields, **field)
+    assert response.status_code == 400
+    assert "warning" not in response.headers
 
 
 def test_shapes_in_the_words_of_other_engines_are_kept(client):
@@ -416,3 +428,20 @@ def test_who_leaves_stops_the_work(server, path):
     wait_until(lambda: server.traffic.num_active == 0)
     wait_until(lambda: not server.service.engine._running)
     assert not server.service.engine._queue
+
+
+def test_the_thinking_of_an_answer_that_was_cut_stays_before_the_next_question():
+    think = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    items = [
+        {"role": "user", "content": "a"},
+        think,
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c"},
+    ]
+    found = chat_request(ResponsesRequest(input=items)).messages
+    assert [(turn.role, turn.content, turn.reasoning_content) for turn in found] == [
+        ("user", "a", None),
+        ("assistant", "", "hm"),
+        ("user", "b", None),
+        ("assistant", "c", None),
+    ]

@@ -116,7 +116,9 @@ def test_a_request_that_can_never_fit_is_no_overload(llm):
 def test_a_request_may_take_only_so_long(llm, gate):
     with running_server(llm, request_seconds=0.3) as server:
         response = server.chat()
-        assert error_of(response, 408)["code"] == "request_timeout"
+        error = error_of(response, 408)
+        assert error["code"] == "request_timeout"
+        assert "waiting included; ask for fewer tokens, or start the server" in error["message"]
         assert response.headers["x-should-retry"] == "false"
         with server.client.stream("POST", CHAT, json=chat_body(stream=True)) as streamed:
             (line,) = [line for line in streamed.iter_lines() if line]

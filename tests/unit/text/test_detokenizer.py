@@ -169,6 +169,7 @@ def test_a_broken_tokenizer_is_a_model_error(tmp_path):
     [
         [],
         [{"role": "user", "content": " "}],
+        [{"role": "system", "content": ""}, {"role": "user", "content": ""}],
         [{"role": "user"}],
         ["hi"],
         [{"role": 1, "content": ""}],
@@ -177,6 +178,22 @@ def test_a_broken_tokenizer_is_a_model_error(tmp_path):
 def test_bad_conversations_are_refused(tokenizer, messages):
     with pytest.raises(RequestError):
         tokenizer.encode_chat(messages)
+
+
+def test_without_a_chat_template_each_way_to_continue_a_text_is_named(tmp_path):
+    folder = tiny_target_folder(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(RequestError, match=r"\(--raw, LLM.generate, /v1/completions\)"):
+        load_tokenizer(folder).encode_chat([{"role": "user", "content": "abc"}])
+
+
+def test_one_turn_of_several_may_be_empty(tokenizer):
+    """As other servers have it, whose clients send a turn without text now and then."""
+    question = {"role": "user", "content": "abc"}
+    for empty in ("", " "):
+        turn = {"role": "user", "content": empty}
+        assert len(tokenizer.encode_chat([turn, question])) > len(tokenizer.encode_chat([question]))
+        assert tokenizer.encode_chat([{"role": "system", "content": "abc"}, turn])
 
 
 def test_text_that_is_not_unicode_is_refused(tokenizer):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.extensions import refuse_names
 from blockdraft.server.messages_api.schema import (
     Block,
     Choice,
@@ -35,11 +34,6 @@ CHAT_NAMES = {
 }
 """How the client calls what the chat calls otherwise."""
 
-_OWN_NAMES = {
-    "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
-}
 _FORMAT_NAME = "answer"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _BETWEEN_BLOCKS = "\n\n"
@@ -51,7 +45,6 @@ def chat_request(request: CountRequest) -> ChatRequest:
     Raises:
         RequestError: it asks for what this server does not have.
     """
-    refuse_names(request, _OWN_NAMES)
     for name in ("mcp_servers", "container"):
         if getattr(request, name):
             raise RequestError(f"{name} runs at Anthropic, and not here; leave it out", param=name)

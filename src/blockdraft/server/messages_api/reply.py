@@ -43,7 +43,7 @@ async def count_tokens(service: Service, request: CountRequest, client: str) -> 
 
     def count() -> int:
         toolbox = read_toolbox(chat, service.tokenizer)
-        return len(service.encode_chat(chat, toolbox))
+        return len(service.prompts.encode_chat(chat, toolbox))
 
     with renaming(CHAT_NAMES):
         return await service.preparing.text(count, client)

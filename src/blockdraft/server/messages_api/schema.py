@@ -1,6 +1,7 @@
 """What requests to /v1/messages look like. No torch."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -77,6 +78,12 @@ class OutputConfig(Fields):
 
 class CountRequest(RequestFields):
     """POST /v1/messages/count_tokens."""
+
+    own_names: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "max_tokens",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+    }
 
     model: str | None = None
     messages: Annotated[Listed[Turn], FEW_TURNS]

@@ -6,7 +6,6 @@ from typing import Any
 from blockdraft.core.errors import RequestError
 from blockdraft.server.conversation import TEXT_PARTS, part_text
 from blockdraft.server.errors import shown
-from blockdraft.server.extensions import refuse_names
 from blockdraft.server.protocol import (
     CalledFunction,
     ChatMessage,
@@ -29,14 +28,6 @@ from blockdraft.server.responses_api.schema import (
     TextFormat,
 )
 
-CHAT_NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-}
-"""How the client calls what the chat calls otherwise."""
-
-_OWN_NAMES = {**CHAT_NAMES, "max_completion_tokens": "max_output_tokens"}
 _TEXT_PARTS = TEXT_PARTS | {"reasoning_text"}
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -47,7 +38,6 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     Raises:
         RequestError: it asks for what this server does not have.
     """
-    refuse_names(request, _OWN_NAMES)
     _refuse_what_needs_a_store(request)
     _refuse_logprobs(request)
     return ChatRequest(
@@ -126,7 +116,7 @@ class _Conversation:
             self._add_call(item)
         elif isinstance(item, ResultItem):
             text = _text_of(item.output, f"{place}.output")
-            self._turns.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+            self._add_turn(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
         elif isinstance(item, ReasoningItem):
             text = _text_of(item.content or [], f"{place}.content")
             self._reasoning += [text] if text else []
@@ -141,7 +131,13 @@ class _Conversation:
         elif role == "system" and not self._turns:
             self._system.append(text)
         else:
-            self._turns.append(ChatMessage(role=role, content=text))
+            self._add_turn(ChatMessage(role=role, content=text))
+
+    def _add_turn(self, turn: ChatMessage) -> None:
+        """Take a turn that is not the model's. An answer that was cut has its thinking alone."""
+        if self._reasoning:
+            self._turns.append(self._answer(""))
+        self._turns.append(turn)
 
     def _add_call(self, item: CallItem) -> None:
         function = CalledFunction(name=item.name, arguments=item.arguments)

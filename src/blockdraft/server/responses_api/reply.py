@@ -1,8 +1,8 @@
 """The answer to a request to /v1/responses."""
 
 from blockdraft.server.extensions import renaming
-from blockdraft.server.responses_api.convert import CHAT_NAMES, chat_request
-from blockdraft.server.responses_api.schema import ResponsesRequest
+from blockdraft.server.responses_api.convert import chat_request
+from blockdraft.server.responses_api.schema import CHAT_NAMES, ResponsesRequest
 from blockdraft.server.responses_api.write import ResponseWriter
 from blockdraft.server.service import Caller, Service
 from blockdraft.server.session import EventReply

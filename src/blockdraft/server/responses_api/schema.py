@@ -1,6 +1,7 @@
 """What requests to /v1/responses look like. No torch."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -110,8 +111,21 @@ class NamedChoice(Fields):
     name: str | None = None
 
 
+CHAT_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""How the client calls what the chat calls otherwise."""
+
+
 class ResponsesRequest(ChatFields):
     """POST /v1/responses."""
+
+    own_names: ClassVar[Mapping[str, str]] = {
+        **CHAT_NAMES,
+        "max_completion_tokens": "max_output_tokens",
+    }
 
     input: Annotated[Listed[InputItem] | str, FEW_TURNS]
     instructions: str | None = None
