@@ -113,6 +113,18 @@ def test_the_picture_has_a_bar_for_each_line_on_one_scale():
     assert begins[1:] == pytest.approx(ends[:-1], abs=0.2)  # each begins where one has ended
 
 
+def test_the_picture_tells_its_figures_to_those_who_cannot_see_it():
+    page = render_page(ACCOUNTS, "")
+    assert page.count("<main>") == page.count("</main>") == 1
+    regions = re.findall(
+        r'<div class="scroll" tabindex="0" role="region" aria-label="(.*?)">', page
+    )
+    assert regions == ["Chart of drafted", "Chart of plain &lt;b&gt;"]
+    drafted, _ = re.findall(r'role="img"\s+aria-label="(.*?)"', page)
+    for part in ("draft forward 1.000 ms, 16.7%", "sum 6.000 ms, over 10 tokens"):
+        assert part in drafted
+
+
 def test_rows_beside_the_path_count_as_thrown_away():
     lines = (line("accepted", 5, 2), line("siblings", 3, 2), line("bonus", 2, 1))
     page = render_page([Account("drafted", Ledger(lines, 3, DraftMemory()))], "")
