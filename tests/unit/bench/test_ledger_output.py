@@ -90,6 +90,10 @@ def test_figures_are_told_in_words():
         "3.5 MiB for drafting: weights 1.0, packed copies 2.0, draft K/V 0.0, waiting features 0.5"
     )
     assert len(figure_lines(ACCOUNTS[1])) == 1
+    prompts_only = Ledger((line("prefill", 10, 3), line("commit", 0, 1)), 1, DraftMemory())
+    assert figure_lines(Account("plain", prompts_only)) == [
+        "nothing was decoded behind the prompts' passes: there is no tau"
+    ]
 
 
 def test_the_picture_has_a_bar_for_each_line_on_one_scale():
