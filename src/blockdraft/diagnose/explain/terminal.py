@@ -94,9 +94,10 @@ def summary_line(sums: Sums) -> str:
     """The most important counts."""
     if not sums.num_rounds:
         return "0 rounds: no token came after the one of the prompt's pass"
+    beside = f" and {sums.num_beside} beside them" if sums.num_beside else ""
     return (
         f"{counted(sums.num_rounds, 'round')}, tau {sums.acceptance_length:.2f}, "
-        f"{sums.num_drafted} drafted, {sums.total.num_kept} kept, "
+        f"{sums.num_drafted} drafted{beside}, {sums.total.num_kept} kept, "
         f"{counted(sums.total.num_rejected, 'rejection')}"
     )
 
