@@ -88,6 +88,7 @@ def test_tokens_arrive_and_rounds_tell_what_was_drafted(page):
     assert figure(page, "tau") > 1
     page.locator(".round").nth(1).hover()
     assert page.locator(".detail").inner_text().startswith("Round 1 of ")
+    assert page.locator(".asked").get_attribute("dir") == "auto"
     page.locator(".text").focus()
     page.keyboard.press("ArrowRight")
     assert page.locator(".detail").inner_text().startswith("The prompt’s round")

@@ -149,12 +149,14 @@ def kind_of_failure(errors: Iterable[str]) -> type[BlockdraftError]:
 def summary_line(completion: "Completion") -> str:
     """Tokens, speed, how many were drafted a step and how they fared, on one line."""
     acceptance = completion.acceptance
-    parts = [
-        counted(len(completion.token_ids), "token"),
-        f"{completion.timings.tokens_per_second:.1f} tok/s",
-        f"tau {acceptance.acceptance_length:.2f}",
-        f"depth {acceptance.mean_depth:.1f}",
-    ]
+    parts = [counted(len(completion.token_ids), "token")]
+    # Without a pass behind the prompt's there is no speed of decoding, and no tau.
+    if acceptance.num_passes:
+        parts += [
+            f"{completion.timings.tokens_per_second:.1f} tok/s",
+            f"tau {acceptance.acceptance_length:.2f}",
+            f"depth {acceptance.mean_depth:.1f}",
+        ]
     if acceptance.drafted:
         parts.append(f"acceptance {acceptance.acceptance_rate:.0%}")
     # The prompt's pass gives the first token.

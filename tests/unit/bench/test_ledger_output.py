@@ -90,6 +90,10 @@ def test_figures_are_told_in_words():
         "3.5 MiB for drafting: weights 1.0, packed copies 2.0, draft K/V 0.0, waiting features 0.5"
     )
     assert len(figure_lines(ACCOUNTS[1])) == 1
+    prompts_only = Ledger((line("prefill", 10, 3), line("commit", 0, 1)), 1, DraftMemory())
+    assert figure_lines(Account("plain", prompts_only)) == [
+        "nothing was decoded behind the prompts' passes: there is no tau"
+    ]
 
 
 def test_the_picture_has_a_bar_for_each_line_on_one_scale():
@@ -111,6 +115,18 @@ def test_the_picture_has_a_bar_for_each_line_on_one_scale():
     assert begins[0] == left
     ends = [begin + width for begin, width in zip(begins, widths, strict=False)]
     assert begins[1:] == pytest.approx(ends[:-1], abs=0.2)  # each begins where one has ended
+
+
+def test_the_picture_tells_its_figures_to_those_who_cannot_see_it():
+    page = render_page(ACCOUNTS, "")
+    assert page.count("<main>") == page.count("</main>") == 1
+    regions = re.findall(
+        r'<div class="scroll" tabindex="0" role="region" aria-label="(.*?)">', page
+    )
+    assert regions == ["Chart of drafted", "Chart of plain &lt;b&gt;"]
+    drafted, _ = re.findall(r'role="img"\s+aria-label="(.*?)"', page)
+    for part in ("draft forward 1.000 ms, 16.7%", "sum 6.000 ms, over 10 tokens"):
+        assert part in drafted
 
 
 def test_rows_beside_the_path_count_as_thrown_away():

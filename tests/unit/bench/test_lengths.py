@@ -69,6 +69,7 @@ def test_every_length_is_measured_and_reported(options, tmp_path):
     (grid,) = section.grids
     assert [row[0] for row in grid.rows] == ["1 token", "2 tokens", "9 tokens"]
     assert [row[-1] for row in grid.rows] == ["2/2"] * 3
+    assert [bool(row[-2]) for row in grid.rows] == [False, True, True]  # one token has no tau
     assert all("(" in row[5] for row in grid.rows)
     assert any("tokens" in fact and "time" in fact for fact in section.facts)
 

@@ -123,6 +123,14 @@ def test_every_kind_that_a_command_writes_is_read_and_shown(folder):
         assert word not in page.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
 
+def test_no_two_tables_or_plots_have_the_same_label(folder):
+    results = read_results(folder)
+    page = render_page(sections_of(results, results), results)
+    labels = re.findall(r'role="region" aria-label="(.*?)"', page)
+    assert len(labels) > len(results)
+    assert len(labels) == len(set(labels))
+
+
 def test_other_engines_stand_in_the_report_with_what_they_did_not_answer(folder):
     def add(values):
         answer = {"token_ids": [1, 2], "total_seconds": 1.0}

@@ -91,6 +91,11 @@ def test_generate_prints_text_and_a_summary(pair):
     assert result.stdout.rstrip("\n") == expected["text"].rstrip("\n")
 
 
+def test_a_single_token_has_no_speed_and_no_tau(pair):
+    result = run("generate", *pair, "--max-tokens", 1, "the abc")
+    assert result.stderr.splitlines()[-1] == "[1 token, 1 target pass]"
+
+
 def test_the_prompt_may_come_from_standard_input(pair):
     options = ("generate", *pair, "--max-tokens", 8)
     piped = run_json(*options, "-", input="the abc")

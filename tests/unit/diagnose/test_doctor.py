@@ -17,6 +17,7 @@ from blockdraft.diagnose.doctor.check import verdict
 from blockdraft.diagnose.doctor.examine import examine
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.kernels import backends
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft import vocabulary as draft_vocabulary
 from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
 from blockdraft.speculate.drafters.ngram_table import NGramTable
@@ -181,6 +182,14 @@ def test_a_file_in_fewer_digits_than_the_training(pair):
     assert "file is in float16" in checks["precision"].found
 
 
+def test_a_file_and_a_run_in_fewer_digits_than_the_training(pair):
+    """Another --dtype would not bring back what the file has lost."""
+    edit_weights(pair[1], "fc.weight", lambda weight: weight.bfloat16())
+    line = look(pair, dtype="bfloat16")["precision"]
+    assert "the drafter's file is in bfloat16" in line.found
+    assert line.remedy == "get the original file"
+
+
 def test_weights_that_are_no_numbers(pair):
     edit_weights(pair[1], "norm.weight", lambda weight: weight / 0.0)
     checks = look(pair)
@@ -324,13 +333,19 @@ def test_a_target_that_ends_its_answers_at_once(pair, monkeypatch):
     read, run = examination.read_probe, examination.run_probe
 
     def ended(*arguments):
-        return [replace(one, output_ids=one.output_ids[:1]) for one in run(*arguments)]
+        first = [replace(one, output_ids=one.output_ids[:1]) for one in run(*arguments)]
+        return [replace(one, acceptance=AcceptanceStats()) for one in first]
 
     monkeypatch.setattr(examination, "read_probe", lambda: read()[:1])
     monkeypatch.setattr(examination, "run_probe", ended)
     checks = look(pair, quick=False)
     assert names(checks) == []
     assert checks["layer ids"].found.endswith("as in training")
+    (tau,) = (check for name, check in checks.items() if name.startswith("tau"))
+    assert (tau.mark, tau.found) == (
+        "unknown",
+        "not measured: the target ended every answer with its first token",
+    )
 
 
 def test_a_drafter_for_another_target(pair, tmp_path_factory):

@@ -85,3 +85,4 @@ def test_the_verdict_counts():
     assert verdict([ok, doubt, doubt]).endswith("(2 warnings)")
     out, unknown = Check("c", "out", ""), Check("d", "unknown", "")
     assert verdict([out, unknown, doubt]) == "OUT OF ORDER: c (1 warning, 1 unknown)"
+    assert verdict([Check("tau, math", "out", ""), out]) == "OUT OF ORDER: tau, math; c"

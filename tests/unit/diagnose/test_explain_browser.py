@@ -82,6 +82,31 @@ def test_sums_groups_and_streams_are_shown(page, report):
     assert page.locator("#planted").count() == 0
 
 
+def test_tables_are_named_and_scroll_with_the_keyboard(page):
+    boxes = page.locator("#sums .scroll").all()
+    assert boxes
+    assert all(box.get_attribute("tabindex") == "0" for box in boxes)
+    names = [box.get_attribute("aria-label") for box in boxes]
+    assert "This prompt, by kind of text" in names
+    assert len(names) == len(set(names))
+
+
+def test_the_token_with_the_focus_says_what_it_is(page):
+    page.locator("#answer .token").first.focus()
+    page.keyboard.press("ArrowRight")
+    named = page.locator("#answer .token[aria-label]")
+    assert named.count() == 1
+    assert named.get_attribute("role") == "group"
+    assert named.get_attribute("aria-label").endswith(", round 1")
+
+
+def test_no_mark_of_a_direction_turns_the_text(page):
+    assert page.evaluate("visible('a\\u202eb')") == "a\\u202eb"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('.chip')).unicodeBidi") == "isolate"
+    )
+
+
 def test_one_thing_is_no_plural(page):
     assert page.evaluate("[0, 1, 2].map((n) => counted(n, 'round'))") == [
         "0 rounds",

@@ -183,6 +183,13 @@ def test_the_evidence_is_what_the_tables_say():
     assert [token_id for token_id, _ in evidence.drafter_top] == [0, 2, 1, 3]
 
 
+def test_equally_likely_tokens_rank_by_their_ids():
+    rejection = first_rejection(constant_engine([0.0, 0.0, 3.0], [1.0, 3.0, 3.0]), GREEDY)
+    assert rejection.drafted_id == 1
+    assert rejection.evidence.drafter_rank == 2
+    assert [token_id for token_id, _ in rejection.evidence.drafter_top][:2] == [1, 2]
+
+
 def test_a_token_that_the_drafter_cannot_say_has_no_rank():
     rejection = first_rejection(
         constant_engine([0.0, 3.0, 1.0], [3.0, -torch.inf, 2.0]), SamplingParams(max_tokens=4)

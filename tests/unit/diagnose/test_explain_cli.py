@@ -52,6 +52,13 @@ def test_one_prompt_is_explained(pair):
     assert report["sampling"]["max_tokens"] == 16
 
 
+def test_a_single_token_leaves_nothing_to_sum(pair):
+    printed = run("explain", *pair, "--max-tokens", 1, "the abc").stdout
+    assert "0 rounds: no token came after the one of the prompt's pass" in printed
+    assert "tau" not in printed
+    assert "by kind of text" not in printed
+
+
 @pytest.mark.parametrize(
     ("options", "mode"),
     [

@@ -1,19 +1,23 @@
 """Recording changes nothing, misses nothing, and is not there when it is off."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from blockdraft.core.plan import ROOT, Proposal, Tree
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
 from blockdraft.diagnose.explain.record import recording
 from blockdraft.diagnose.explain.run import explain
 from blockdraft.diagnose.explain.sums import sum_all, sum_rounds
+from blockdraft.diagnose.explain.terminal import summary_line
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.speculate.commit import commit
 from blockdraft.speculate.drafters.slots import Guessable
-from tests.explain_fakes import VOCAB_SIZE, like_target, record
+from tests.explain_fakes import VOCAB_SIZE, TellingDrafter, like_target, record
 from tests.fakes import TableTarget
 from tests.small_llm import assert_nothing_left, params
 
@@ -51,6 +55,29 @@ def test_the_rounds_of_real_models_add_up(llm, asked):
         assert sum(tally.num_kept for tally in parts) == sums.total.num_kept
         assert sum(tally.num_rejected for tally in parts) == sums.total.num_rejected
     assert_nothing_left(llm)
+
+
+class SiblingDrafter(TellingDrafter):
+    """Two tokens for the next place, and one behind the first of them."""
+
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        tree = Tree((1, 2, 3), (ROOT, ROOT, 0))
+        return [Proposal(tree, (0.5, 0.5, 0.5), (self.kind,) * 3) for _ in rows]
+
+
+def test_candidates_beside_the_path_are_counted():
+    target = TableTarget.random(VOCAB_SIZE, 0)
+    engine = Engine(target, SiblingDrafter(target.table.mean(dim=0)[None].repeat(3, 1, 1)))
+    rounds, outputs = record(engine, params(max_tokens=20))
+    drafted = [one for one in rounds if one.drafted_ids]
+    assert drafted
+    assert all(len(one.drafted_ids) + one.num_beside == 3 for one in drafted)
+    sums = sum_rounds(rounds, ["prose"] * 20)
+    assert sums.num_drafted + sums.num_beside == sum(one.num_drafted for one in outputs)
+    assert f"{sums.num_drafted} drafted and {sums.num_beside} beside them" in summary_line(sums)
+    assert (
+        sum_all([sums, sums]).num_beside == 2 * sums.num_beside == sums.to_dict()["num_beside"] * 2
+    )
 
 
 def test_samples_keep_their_own_rounds(llm):

@@ -145,8 +145,14 @@ def test_tokens_have_labels(tokenizer):
     assert token_label(tokenizer, 99999) == "<99999>"
 
 
+def test_parts_of_characters_are_told_apart(tokenizer):
+    labels = [token_label(tokenizer, token_id) for token_id in tokenizer.encode("é🙂")]
+    assert "".join(labels) == r"\xc3\xa9\xf0\x9f\x99\x82"
+
+
 def test_what_cannot_be_seen_is_shown():
     assert visible(" a b\n") == "␣a b⏎"
     assert visible("\t") == "⇥"
     assert visible("") == ""
     assert printable("a\x1b[31m\nb\x9b") == "a\\x1b[31m\nb\\x9b"
+    assert printable("a\u202eb \u2068\u05d0\u200f") == "a\\u202eb \\u2068\u05d0\u200f"

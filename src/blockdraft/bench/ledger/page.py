@@ -104,14 +104,13 @@ def _picture(account: Account, scale: float) -> _Picture:
         bars.append(_bar(index, label, kind, (begin, length, scale), f"{share:.1%}"))
         begin += length
     total = (0.0, _per_token(ledger), scale)
-    num_lines = counted(len(lines), "line")
     bars.append(
         _bar(len(lines), "sum", "host", total, f"over {counted(ledger.num_tokens, 'token')}")
     )
     return _Picture(
         title=account.title,
         figures=figure_lines(account),
-        summary=f"Waterfall of {num_lines}, {_per_token(ledger):.2f} ms per token",
+        summary="Per token: " + "; ".join(f"{bar.label} {bar.remark}" for bar in bars),
         height=_TOP + _ROW * (len(lines) + 1) + 8,
         marks=_marks(scale),
         bars=bars,

@@ -94,10 +94,12 @@ def _quantity(value: float) -> str:
 def figure_lines(account: Account) -> list[str]:
     """What follows from a ledger, a line each."""
     ledger, memory = account.ledger, account.ledger.memory
-    lines = [
-        f"target rows per token {ledger.rows_per_token:.2f}, {ledger.wasted_share:.0%} wasted, "
-        f"tau {ledger.acceptance_length:.2f}"
-    ]
+    lines = ["nothing was decoded behind the prompts' passes: there is no tau"]
+    if ledger.num_passes:
+        lines = [
+            f"target rows per token {ledger.rows_per_token:.2f}, {ledger.wasted_share:.0%} wasted, "
+            f"tau {ledger.acceptance_length:.2f}"
+        ]
     if len(ledger.sources) > 1:
         lines.append("candidates of " + ", ".join(map(_source_cell, ledger.sources)))
     margin = account.margin

@@ -77,8 +77,9 @@ def spread_words(spread: Values | None) -> str:
 
 
 def tau_cell(measures: Values | None) -> str:
-    """Over all outputs together; nothing where there were none."""
-    return "" if measures is None else f"{measures['tau_micro']:.2f}"
+    """Over all outputs together; nothing where there were none, or no pass behind the prompts'."""
+    tau = 0.0 if measures is None else measures["tau_micro"]
+    return f"{tau:.2f}" if tau else ""
 
 
 def latency_cells(measures: Values) -> list[str]:

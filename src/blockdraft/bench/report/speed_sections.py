@@ -12,6 +12,7 @@ from blockdraft.bench.report.section import (
     how_words,
     latency_cells,
     spread_words,
+    tau_cell,
 )
 from blockdraft.bench.result import Result, need
 from blockdraft.bench.speed.lengths import BreakEvenLength, length_line
@@ -91,7 +92,7 @@ def _lengths(result: Result, found: Values) -> Section:
                 *(three_digits(way["tokens_per_second"]) for way in ways),
                 spread_words(band),
                 spread_words(decoding),
-                f"{ways[1]['tau_micro']:.2f}",
+                tau_cell(ways[1]),
                 f"{row['num_identical']}/{row['num_prompts']}",
             ]
         )

@@ -43,7 +43,7 @@ def _head_check(pair: Pair, known: Sequence[int]) -> Check:
     hidden_size = pair.target_config.hidden_size
     head = HydraHead.load(pair.drafter_folder, hidden_size, pair.num_rows)
     if head is None:
-        remedy = "`blockdraft train-head DRAFTER ANSWERS` trains one; ten minutes on a CPU pay"
+        remedy = "`blockdraft train-head DRAFTER ANSWERS` trains one, in ten minutes on a CPU"
         return Check("hydra head", "warning", "the drafter has none", remedy)
     layers = ", ".join(map(str, head.shape.target_layer_ids))
     if not set(head.shape.target_layer_ids) <= set(known):

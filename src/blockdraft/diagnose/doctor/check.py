@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from blockdraft.core.words import counted
+
 Mark = Literal["ok", "warning", "out", "unknown"]
 
 SIGNS: Mapping[Mark, str] = {"ok": "✓", "warning": "!", "out": "✗", "unknown": "?"}
@@ -29,10 +31,11 @@ def verdict(checks: Iterable[Check]) -> str:
     names = [check.name for check in checks if check.mark == "out"]
     parts = []
     if warnings := marks.count("warning"):
-        parts.append(f"{warnings} warning{'s' if warnings > 1 else ''}")
+        parts.append(counted(warnings, "warning"))
     if unknown := marks.count("unknown"):
         parts.append(f"{unknown} unknown")
     rest = f" ({', '.join(parts)})" if parts else ""
     if names:
-        return f"OUT OF ORDER: {', '.join(names)}{rest}"
+        # Names hold commas: "tau, math".
+        return f"OUT OF ORDER: {'; '.join(names)}{rest}"
     return f"IN ORDER: nothing was found that costs acceptance{rest}"

@@ -95,6 +95,9 @@ def tau_checks(pair: Pair, measured: Mapping[str, AcceptanceStats]) -> list[Chec
 
 def _tau_check(category: str, stats: AcceptanceStats, expected: object) -> Check:
     name, tau = f"tau, {category}", stats.acceptance_length
+    if not stats.num_passes:
+        found = "not measured: the target ended every answer with its first token"
+        return Check(name, "unknown", found)
     if not isinstance(expected, int | float) or expected <= 0:
         if tau < USELESS_TAU:
             return Check(

@@ -150,13 +150,16 @@ def precision_check(pair: Pair) -> Check:
     source = "trained in"
     if trained not in _DIGITS:
         trained, source = stored, "its file is in"
-    for what, have in (("the drafter's file is in", stored), ("it runs in", run)):
+    for what, have, remedy in (
+        ("the drafter's file is in", stored, "get the original file"),
+        ("it runs in", run, f"give --dtype {trained}"),
+    ):
         if _DIGITS.get(have, 0) < _DIGITS.get(trained, 0):
             return Check(
                 name,
                 "out",
                 f"{what} {have}, {source} {trained}: its weights and the features are rounded",
-                f"give --dtype {trained}" if have == run else "get the original file",
+                remedy,
             )
     return Check(name, "ok", f"runs in {run}, {source} {trained}")
 

@@ -64,7 +64,7 @@ def weigh(slot: Slot) -> Evidence:
     return replace(
         evidence,
         drafter_probability=probability,
-        drafter_rank=None if _cannot_say(slot) else 1 + int((drafter > probability).sum()),
+        drafter_rank=None if _cannot_say(slot) else _rank(drafter, slot.wanted_id),
         drafter_entropy=_entropy(drafter),
         drafter_top=_top(drafter),
     )
@@ -141,6 +141,13 @@ def _entropy(probabilities: NDArray[np.float64]) -> float:
     """In bits."""
     some = probabilities[probabilities > 0.0]
     return float(-(some * np.log2(some)).sum())
+
+
+def _rank(probabilities: NDArray[np.float64], token_id: int) -> int:
+    """From 1. Of tokens as likely as each other the lowest id is first, as the choice has it."""
+    own = probabilities[token_id]
+    num_ahead = (probabilities > own).sum() + (probabilities[:token_id] == own).sum()
+    return 1 + int(num_ahead)
 
 
 def _top(probabilities: NDArray[np.float64]) -> tuple[Likely, ...]:

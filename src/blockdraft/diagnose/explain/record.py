@@ -24,6 +24,7 @@ class _Pending:
     start: int
     drafted_ids: tuple[int, ...]
     sources: tuple[str, ...]
+    num_beside: int
     is_prompt: bool
     stop_ids: frozenset[int]
     rejection: Rejection | None
@@ -68,6 +69,7 @@ class Recorder:
                 is_prompt=row.is_prompt,
                 stop_ids=row.sequence.stop_ids,
                 sources=tuple(sources),
+                num_beside=len(tree) - len(path),
                 rejection=self._rejection(row, draft, sources, own, verdict),
             )
         self._thoughts.clear()
@@ -119,6 +121,7 @@ class Recorder:
                     num_kept=num_kept,
                     is_prompt=pending.is_prompt,
                     rejection=_with_end(pending, output, num_kept),
+                    num_beside=pending.num_beside,
                 )
             )
 

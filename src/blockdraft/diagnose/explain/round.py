@@ -65,7 +65,8 @@ class Round:
     `start` is the place in the output of the first token that it committed, `num_kept` how many of
     `token_ids` were drafts; a last one that is none was the target's own. `is_prompt` marks the
     pass over the prompt, or over what a preempted sequence computed again: it drafts nothing.
-    `sources` are the kinds of drafters that proposed each draft.
+    `sources` are the kinds of drafters that proposed each draft. Of a tree, `drafted_ids` are the
+    path that was kept and its first continuation, `num_beside` counts the other candidates.
     """
 
     start: int
@@ -75,6 +76,7 @@ class Round:
     is_prompt: bool
     rejection: Rejection | None
     sources: tuple[str, ...] = ()
+    num_beside: int = 0
 
     @property
     def num_tested(self) -> int:

@@ -53,12 +53,14 @@ class Sums:
 
     by_kind: a kept draft counts for the kind of its token, a rejection for the kind of the token
     that came in its place (or that ended the answer before it). by_slot: from the first slot of the
-    block. num_drafted: also what was behind a rejection, and so never looked at.
+    block. num_drafted: also what was behind a rejection, and so never looked at. num_beside:
+    candidates of trees that stood beside these.
     """
 
     num_rounds: int = 0
     num_tokens: int = 0
     num_drafted: int = 0
+    num_beside: int = 0
     total: Tally = field(default_factory=Tally)
     by_kind: dict[Kind, Tally] = field(default_factory=dict)
     by_slot: list[Tally] = field(default_factory=list)
@@ -73,6 +75,7 @@ class Sums:
         self.num_rounds += other.num_rounds
         self.num_tokens += other.num_tokens
         self.num_drafted += other.num_drafted
+        self.num_beside += other.num_beside
         self.total.add(other.total)
         for kind, tally in other.by_kind.items():
             self.by_kind.setdefault(kind, Tally()).add(tally)
@@ -84,6 +87,7 @@ class Sums:
         self.num_rounds += 1
         self.num_tokens += len(one.token_ids)
         self.num_drafted += len(one.drafted_ids)
+        self.num_beside += one.num_beside
         for slot in range(one.num_kept):
             self._count(slot, kinds[one.start + slot], Tally(num_kept=1))
         if one.rejection is not None:
@@ -109,6 +113,7 @@ class Sums:
             "num_rounds": self.num_rounds,
             "num_tokens": self.num_tokens,
             "num_drafted": self.num_drafted,
+            "num_beside": self.num_beside,
             **self.total.to_dict(),
             "by_kind": {k: self.by_kind[k].to_dict() for k in KINDS if k in self.by_kind},
             "by_slot": [tally.to_dict() for tally in self.by_slot],

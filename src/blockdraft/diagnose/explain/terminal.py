@@ -92,15 +92,20 @@ def _number(value: float | None, form: str) -> str:
 
 def summary_line(sums: Sums) -> str:
     """The most important counts."""
+    if not sums.num_rounds:
+        return "0 rounds: no token came after the one of the prompt's pass"
+    beside = f" and {sums.num_beside} beside them" if sums.num_beside else ""
     return (
         f"{counted(sums.num_rounds, 'round')}, tau {sums.acceptance_length:.2f}, "
-        f"{sums.num_drafted} drafted, {sums.total.num_kept} kept, "
+        f"{sums.num_drafted} drafted{beside}, {sums.total.num_kept} kept, "
         f"{counted(sums.total.num_rejected, 'rejection')}"
     )
 
 
 def sums_tables(sums: Sums) -> list[Table]:
-    """Causes by kind of text, and by place in the block."""
+    """Causes by kind of text, and by place in the block; none where nothing was tested."""
+    if not sums.total.num_tested:
+        return []
     by_kind = [(kind, sums.by_kind[kind]) for kind in KINDS if kind in sums.by_kind]
     by_slot = [(f"slot {slot + 1}", tally) for slot, tally in enumerate(sums.by_slot)]
     return [

@@ -35,6 +35,7 @@ export class Answer {
     this.element.setAttribute("aria-label", `Answer, ${title}`);
     this.element.setAttribute("aria-busy", "true");
     this.text = make("div", "text");
+    this.text.dir = "auto"; // a script that is written from right to left begins there
     this.text.tabIndex = 0;
     this.text.setAttribute("role", "group");
     this.text.setAttribute("aria-label", "Text; the arrow keys go from round to round");

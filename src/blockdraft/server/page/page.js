@@ -75,7 +75,9 @@ async function ask(prompt, conversation) {
   const row = make("div", together ? "answers two" : "answers");
   row.append(...answers.map((answer) => answer.element));
   const turn = make("li", "turn");
-  turn.append(make("p", "asked", prompt), row);
+  const asked = make("p", "asked", prompt);
+  asked.dir = "auto";
+  turn.append(asked, row);
   place("welcome").hidden = true;
   place("turns").append(turn);
   scrollToEnd();
