@@ -15,7 +15,6 @@ from blockdraft.server.conversation import (
 from blockdraft.server.errors import blaming
 from blockdraft.server.protocol import ChatRequest, Ids, Sampling, TokenizeRequest
 from blockdraft.server.shape import Toolbox, read_toolbox
-from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
 
@@ -31,12 +30,15 @@ class ChatPrompt:
 
 
 class PromptReader:
-    """Makes token ids of prompts. To be called in threads: a long prompt takes a while."""
+    """Makes token ids of prompts. To be called in threads: a long prompt takes a while.
 
-    def __init__(self, tokenizer: Tokenizer, engine: AsyncEngine) -> None:
+    has_channels: the model answers in the format of text/harmony.py, where thinking has a channel.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, engine: AsyncEngine, *, has_channels: bool) -> None:
         self._tokenizer = tokenizer
         self._engine = engine
-        self._has_channels = bool(harmony_marks(tokenizer))
+        self._has_channels = has_channels
 
     def chat(self, request: ChatRequest) -> ChatPrompt:
         """What a conversation asks.

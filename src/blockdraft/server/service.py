@@ -94,7 +94,7 @@ class Service:
         self.tokens = TokenBytes(tokenizer)
         self.preparing = Preparing(engine, config)
         self._marks = harmony_marks(tokenizer)
-        self.prompts = PromptReader(tokenizer, engine)
+        self.prompts = PromptReader(tokenizer, engine, has_channels=bool(self._marks))
         self._receipts = Receipts(model.root, environment)
 
     def check_model(self, name: str | None) -> None:

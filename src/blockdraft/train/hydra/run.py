@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 CPU_TOKENS, GPU_TOKENS = 1024, 32_768
 """Of the texts of a step."""
-BYTES_PER_PARAMETER = 16
+HEAD_BYTES_PER_PARAMETER = 16
 """On disk: the weights and two moments in a state, and the weights in the head, in float32."""
 SAVE_MINUTES = 5.0
 """Between two saved states."""
@@ -118,7 +118,7 @@ class _HeadRun:
             )
         head = known or new_head(target, examples, config)
         num_parameters = sum(own.numel() for own in head.parameters())
-        check_room(config.drafter / HEAD_STATE, BYTES_PER_PARAMETER * num_parameters)
+        check_room(config.drafter / HEAD_STATE, HEAD_BYTES_PER_PARAMETER * num_parameters)
         self.trained = {
             "target": sha256,
             "answers": texts_sha256(examples),
