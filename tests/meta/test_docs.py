@@ -18,6 +18,7 @@ PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "recipes").rglob("*.md"),
+    *(ROOT / "tests").rglob("*.md"),
     *(ROOT / "src").rglob("*.md"),
 ]
 RECORDS = {"experiments", "decisions"}

@@ -1,6 +1,6 @@
 """Clients that others wrote, as whole programs against the server with the default pair.
 
-Each is skipped where it is not installed; docs/server-features.md says how to run them.
+Each is skipped where it is not installed; clients/README.md says how to run them.
 """
 
 import json
