@@ -58,7 +58,7 @@ def context(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time decoding behind long prompts of real text, without drafts and with them.
+    """Time decoding after long prompts of real text, without drafts and with them.
 
     Greedy. Prompts are cut from the text and continued as they are, without a chat template; an
     end token does not end the output. A prompt that would not fit the context with its output is

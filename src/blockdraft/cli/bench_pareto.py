@@ -66,7 +66,7 @@ def pareto(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time throughput against speed per user, few to many requests at once, for each way to draft.
+    """Measure total throughput against the speed of each user, for each way to draft.
 
     Plain decoding, all of --drafter together, and what --also-drafter and --parts name. The curves
     are compared where users are equally fast, and where the throughput is equal. With --output the

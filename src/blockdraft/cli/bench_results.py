@@ -121,7 +121,9 @@ def report(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="With --into: write nothing, exit with 1 if a file is old."),
+        typer.Option(
+            "--check", help="With --into: write nothing, exit with 1 if a file is out of date."
+        ),
     ] = False,
 ) -> None:
     """Make tables, plots and one HTML page from results.

@@ -57,7 +57,7 @@ def traffic(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Play mixed traffic, plainly and with adaptive drafting: requests come, wait, or are given up.
+    """Play requests that come at random, some given up, plainly and with adaptive drafting.
 
     Open loop: a request comes at its time whether the engine keeps up or not. Lengths lie between
     --min-tokens and --max-tokens, evenly by order of magnitude. With --output the same command

@@ -17,7 +17,7 @@ def count_ngrams(
     ],
     as_json: options.Json = False,
 ) -> None:
-    """Count what usually follows what in a target's answers, to draft from it.
+    """Count which tokens follow which in a target's answers, to draft from these n-grams.
 
     The table is written beside the drafter's weights, in place of one that is there. `train` counts
     the answers that it trains on at its end.

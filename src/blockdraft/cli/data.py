@@ -136,7 +136,7 @@ def data(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Let the target answer prompts. The answers are training data for a drafter.
+    """Let the target answer prompts, as training data for a drafter.
 
     Give prompts by --prompts, --dataset or --self-written. To resume an interrupted run, give the
     same command again.

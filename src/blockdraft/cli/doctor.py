@@ -42,7 +42,7 @@ def doctor(
     ] = "template",
     as_json: options.Json = False,
 ) -> None:
-    """Look for what lowers acceptance or speed without an error: models, template, machine.
+    """Look for mistakes in models, chat template and machine that cost speed without an error.
 
     Exits with 0 if nothing is wrong, and with 1 if something is.
     """

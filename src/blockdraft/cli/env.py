@@ -8,7 +8,7 @@ from blockdraft.cli.output import print_json
 
 
 def env(as_json: options.Json = False) -> None:
-    """Print versions, machine and settings for a bug report, without keys and tokens."""
+    """Print versions, machine and settings for a bug report, without secrets."""
     from blockdraft.measure.environment import describe_installation
 
     found = describe_installation()

@@ -67,7 +67,7 @@ def generate(
     waterfall: Waterfall = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer one prompt. --compare and --ledger then measure it, with drafts and without."""
+    """Answer one prompt. With --compare or --ledger, then measure it drafted and plain."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     text = read_prompt(prompt)

@@ -77,7 +77,7 @@ def _print_models(*, as_json: bool) -> None:
 @app.command(cls=Command)
 @with_verbosity
 def path(name: Name, as_json: options.Json = False) -> None:
-    """Print the folder of a model; it is downloaded first if need be."""
+    """Print the folder of a model, and download it first if needed."""
     folder = str(resolve_model(name))
     if as_json:
         print_json({"path": folder})

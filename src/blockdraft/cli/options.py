@@ -81,7 +81,7 @@ DeviceMapOption = Annotated[
         "--device-map",
         metavar="WAY",
         help="Spread the target's layers over all devices, in one of the ways of transformers: "
-        f"{', '.join(get_args(DeviceMap))}. The drafter lies beside embedding and head.",
+        f"{', '.join(get_args(DeviceMap))}. The drafter is on the first device.",
         show_default="all on --device",
     ),
 ]
@@ -96,8 +96,8 @@ KVCacheDtypeOption = Annotated[
 Exact = Annotated[
     Switch,
     typer.Option(
-        help="on: drafted output equals plain output, bit for bit, and models that cannot keep "
-        "that are refused. off: they run, and drafting may change the output."
+        help="on: drafted output equals plain output, bit for bit; models for which this cannot "
+        "be ensured are refused. off: they run, and drafting may change the output."
     ),
 ]
 NumDraftTokens = Annotated[
@@ -111,8 +111,8 @@ NumDraftTokens = Annotated[
 DraftDepth = Annotated[
     int | None,
     typer.Option(
-        help="At most this many drafted tokens in a row. Checking more tokens than that makes a "
-        "tree.",
+        help="At most this many drafted tokens in a row. If --num-draft-tokens is larger, the rest "
+        "are alternatives: a tree.",
         show_default="as many as the drafter can",
     ),
 ]
@@ -143,8 +143,8 @@ NumThreads = Annotated[
     int | None,
     typer.Option(
         "--threads",
-        help="CPU threads.",
-        show_default="torch's default, at most one for each core that is free",
+        help="Number of CPU threads.",
+        show_default="one for each core that no other program keeps busy at the start",
     ),
 ]
 TrustRemoteCode = Annotated[
@@ -158,7 +158,7 @@ Recheck = Annotated[
     bool,
     typer.Option(
         "--recheck",
-        help="Test exactness and time the steps again, rather than take what an earlier start of "
+        help="Test exactness and time the steps again, instead of using what an earlier start of "
         "these models stored.",
     ),
 ]
@@ -169,7 +169,7 @@ Memory = Annotated[
     float | None,
     typer.Option(
         help="GiB of memory for the key-value cache.",
-        show_default="enough for all sequences, at most a quarter of the machine's memory",
+        show_default="enough for all sequences at full length, at most a quarter of the memory",
     ),
 ]
 
@@ -198,7 +198,8 @@ PresencePenalty = Annotated[
     float, typer.Option(help="Subtracted from the logit of every token that was generated.")
 ]
 FrequencyPenalty = Annotated[
-    float, typer.Option(help="The same, for each time that it was generated.")
+    float,
+    typer.Option(help="Subtracted from a token's logit once for each time that it was generated."),
 ]
 LogitBias = Annotated[
     list[str] | None,
@@ -216,7 +217,7 @@ StopTokenIds = Annotated[
     list[int] | None, typer.Option("--stop-token-id", help="End with this token. Repeatable.")
 ]
 IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on when the model ends its answer.")
+    bool, typer.Option("--ignore-eos", help="Continue when the model would end its answer.")
 ]
 Logprobs = Annotated[
     int | None,
@@ -233,7 +234,7 @@ Regex = Annotated[
 ]
 Choice = Annotated[
     list[str] | None,
-    typer.Option(help="Answer with this text, or with one of several. Repeatable."),
+    typer.Option(help="Answer with exactly this text. Repeatable: with one of these texts."),
 ]
 GrammarFile = Annotated[
     Path | None,
@@ -243,8 +244,7 @@ Prediction = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT|@FILE",
-        help="Text that the answer is expected to be like: it is drafted from, and changes no "
-        "output.",
+        help="The expected answer, or a text like it, to draft from. It changes the speed only.",
     ),
 ]
 N = Annotated[int, typer.Option("--n", help="Number of answers to sample.")]

@@ -142,7 +142,7 @@ DataParallel = Annotated[
 Extra = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- OPTIONS]", help="Passed on to another --engine.", show_default=False
+        metavar="[-- OPTIONS]", help="Options of vLLM or SGLang, with --engine.", show_default=False
     ),
 ]
 

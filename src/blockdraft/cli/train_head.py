@@ -80,7 +80,7 @@ def train_head(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Train a Hydra head: a small network that guesses the next three tokens on CPUs.
+    """Train a Hydra head: a small network that drafts the next three tokens, on CPUs.
 
     It is written beside the drafter's weights, which stay as they are, in place of a head that is
     there. To resume a training that was stopped, give the same command again.
