@@ -151,7 +151,7 @@ def test_equal_outputs_are_a_share():
 
 
 def test_docs_have_the_same_definitions():
-    page = Path(__file__).parents[3] / "docs" / "benchmarks.md"
+    page = Path(__file__).parents[3] / "docs" / "measure.md"
     rows = [[f"`{name}`", text] for name, text in MEASURES.items()]
     assert markdown_table(["measure", "definition"], rows) in page.read_text(encoding="utf-8")
 

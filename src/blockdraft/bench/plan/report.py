@@ -16,7 +16,7 @@ from blockdraft.measure.provenance import describe_environment
 PLAN_DEFINITIONS = {
     "replicas": "the fewest with which the queueing formula and the simulation both meet the goal",
     "replicas_by_formula": "the fewest with which the formula does: Poisson arrivals, evenly "
-    "shared; see docs/benchmarks.md",
+    "shared; see docs/measure.md",
     "formula, simulation": "one replica with that many in all; times are the goal's percentile",
     "off_from": "requests at once from which on plain decoding was at least as fast at every "
     "measured point; drafting should be off there. None: it never was",
