@@ -367,8 +367,7 @@ class Engine:
         )
 
     def _report(self) -> list[StepOutput]:
-        outputs, self._unreported = self._unreported, []
-        now = perf_counter()
+        outputs, now = self._unreported, perf_counter()
         for output in outputs:
             record = self.progress[output.key]
             if output.finish_reason is not None:
@@ -382,6 +381,7 @@ class Engine:
                 record.largest_gap = max(record.largest_gap, now - record.last_token_at)
             record.last_token_at = now
         self._observe(lambda observer: observer.reported(outputs))
+        self._unreported = []  # not before: if this is interrupted, they are reported again
         return outputs
 
     def fail(self, key: int, error: str) -> None:

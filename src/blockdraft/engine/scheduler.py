@@ -32,10 +32,10 @@ class Scheduler:
 
     Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step (but each
     prompt gets MIN_CHUNK), so that a long prompt holds up running sequences for no more than one
-    chunk. When the memory is full, the sequence that came last is preempted: `release` forgets what
-    was computed of it, it goes back to the head of the queue, and its tokens are computed again
-    later. draft_context: whether the drafter keeps a context, which tokens that are reused must
-    then have.
+    chunk. When the memory is full, room for candidates is taken back. If that does not suffice, the
+    sequence that came last is preempted: `release` forgets what was computed of it, it goes back to
+    the head of the queue, and its tokens are computed again later. draft_context: whether the
+    drafter keeps a context, which tokens that are reused must then have.
 
     Limits of candidates, which the engine sets: A drafter that runs a model, of the kind
     `model_kind`, proposes paths of at most `model_depth` tokens. The others propose paths of at
