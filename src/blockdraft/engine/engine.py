@@ -20,9 +20,9 @@ from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.core.thinking import ThinkingLimit
-from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.limits import RequestLimits
 from blockdraft.engine.observer import Observer
+from blockdraft.engine.out_of_memory import is_out_of_memory
 from blockdraft.engine.record import SampleRecord
 from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
 from blockdraft.measure.acceptance import AcceptanceStats
