@@ -19,6 +19,8 @@ from tests.tiny import MOE_KINDS, TEXT_VOCAB_SIZE, tiny_target
 MAX_CONTEXT = 2048
 MAX_DRAFT_TOKENS = 63
 """One row of a verify is the anchor's, so this makes 64 of them."""
+LARGE_TREE = 130
+"""Candidates that need pages of their own, which others may need for tokens later."""
 LONG_OUTPUT = 1000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -238,7 +240,10 @@ def _draw_engine(
         drafter=drafter,
         accuracies=draw.choice(((1.0,), (0.0,), (0.5, 0.9, 0.98), (0.95, 1.0), (0.9,))),
         depths=draw.choice(
-            ((MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS, 0, 5), (1, 15, 30, 7))
+            (
+                *((MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS, 0, 5)),
+                *((1, 15, 30, 7), (LARGE_TREE, 15)),
+            )
         ),
         # The self-test at load needs a few.
         num_pages=max(9, few if draw.random() < chance_of_few_pages else ample),

@@ -237,12 +237,8 @@ def _run_round(case: Case, run: _Run, alone: dict[SampleId, Answer]) -> int:
 
 
 def _use_depth(engine: Engine, depth: int, *, has_trees: bool) -> None:
-    """Chains, or trees of as many nodes. An oracle makes trees of its own."""
-    most = engine.drafter.max_nodes
-    if has_trees and depth > most and not isinstance(engine.drafter, ErringOracle):
-        engine.use_fixed_drafting(depth)
-    else:
-        engine.use_fixed_drafting(depth)
+    """Chains, or trees of as many nodes. An oracle makes small trees of its own either way."""
+    engine.use_fixed_drafting(depth if has_trees else min(depth, engine.drafter.max_nodes))
 
 
 def _most_steps(asked: Asked) -> int:

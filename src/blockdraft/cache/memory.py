@@ -29,6 +29,9 @@ class Memory(Protocol):
     def room(self, key: int) -> int:
         """Tokens that a sequence has room for."""
 
+    def trim(self, key: int, num_tokens: int) -> None:
+        """Take back what a sequence has room for beyond so many tokens."""
+
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """The first `num_tokens` tokens are committed and written: others may reuse them."""
 
@@ -61,6 +64,9 @@ class Unlimited:
     def room(self, key: int) -> int:
         """See Memory.room."""
         return self.num_tokens
+
+    def trim(self, key: int, num_tokens: int) -> None:
+        """See Memory.trim."""
 
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """See Memory.publish."""

@@ -171,6 +171,14 @@ class Pages:
         """Tokens that the pages of a sequence can hold."""
         return len(self._tables[key].page_ids) * PAGE_SIZE
 
+    def trim(self, key: int, num_tokens: int) -> None:
+        """See Memory.trim: whole pages, none of them published."""
+        table = self._tables[key]
+        num_kept = -(-num_tokens // PAGE_SIZE)
+        assert table.num_chained <= num_kept
+        while len(table.page_ids) > num_kept:
+            self._release(table.page_ids.pop())
+
     def is_held(self, page_id: int) -> bool:
         """True if a sequence has the page; else only the prefix chain keeps it, if anything."""
         return self._num_holders[page_id] > 0

@@ -63,6 +63,9 @@ class Grammar:
     @classmethod
     def choice(cls, options: Iterable[str]) -> Self:
         """One of several texts."""
+        # A plain string would be taken for its letters.
+        if isinstance(options, str | Mapping) or not isinstance(options, Iterable):
+            raise RequestError(f"the choice is {options!r:.60}; give a list of texts")
         return cls("choice", _to_json(list(options)))
 
     @classmethod

@@ -20,11 +20,11 @@ MAX_TOOLS = 128
 class SamplingParams:
     """How the next token is chosen, and when to stop.
 
-    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 filter nothing. `logprobs` asks for the
-    log-probability of each token and of that many most likely ones. `num_draft_tokens` is the most
-    candidates that are verified in one step, the anchor not counted, and `draft_depth` the longest
-    path of them; 0 candidates are plain decoding, None leaves it to the configuration, and neither
-    exceeds that.
+    temperature 0 is greedy. top_k 0 or -1, top_p 1 and min_p 0 filter nothing. `logprobs` asks for
+    the log-probability of each token and of that many most likely ones. `num_draft_tokens` is the
+    most candidates that are verified in one step, the anchor not counted, and `draft_depth` the
+    longest path of them; 0 candidates are plain decoding, None leaves it to the configuration, and
+    neither exceeds that.
     `drafters` are the kinds of loaded drafters that may propose, all if None; () is plain decoding.
     `prediction` is what the output is expected to be, in whole or in part, as text or token ids: it
     is drafted from, and changes no output.
@@ -73,6 +73,8 @@ class SamplingParams:
                 param="min_tokens",
             )
         self._take_real("temperature", 0.0, math.inf)
+        if self.top_k == -1:  # other engines' word for all tokens
+            self._take("top_k", 0)
         check_count("top_k", self.top_k, 0)
         self._take_real("top_p", 0.0, 1.0, low_open=True)
         self._take_real("min_p", 0.0, 1.0)

@@ -20,9 +20,9 @@ from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.core.thinking import ThinkingLimit
-from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.limits import RequestLimits
 from blockdraft.engine.observer import Observer
+from blockdraft.engine.out_of_memory import is_out_of_memory
 from blockdraft.engine.record import SampleRecord
 from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
 from blockdraft.measure.acceptance import AcceptanceStats
@@ -367,8 +367,7 @@ class Engine:
         )
 
     def _report(self) -> list[StepOutput]:
-        outputs, self._unreported = self._unreported, []
-        now = perf_counter()
+        outputs, now = self._unreported, perf_counter()
         for output in outputs:
             record = self.progress[output.key]
             if output.finish_reason is not None:
@@ -382,6 +381,7 @@ class Engine:
                 record.largest_gap = max(record.largest_gap, now - record.last_token_at)
             record.last_token_at = now
         self._observe(lambda observer: observer.reported(outputs))
+        self._unreported = []  # not before: if this is interrupted, they are reported again
         return outputs
 
     def fail(self, key: int, error: str) -> None:

@@ -23,5 +23,5 @@ class Observer(Protocol):
         ...
 
     def reported(self, outputs: list[StepOutput]) -> None:
-        """What was committed, told once."""
+        """What was committed; told once, and again only if this call is interrupted."""
         ...

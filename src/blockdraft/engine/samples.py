@@ -143,17 +143,25 @@ class Samples:
         return None if params.grammar is None else self.grammars.start(params.grammar)
 
     def step(self) -> list[StepOutput]:
-        """Advance the engine by a step. See Engine.step."""
+        """Advance the engine by a step. See Engine.step.
+
+        An interrupt ends the sample at hand, and is raised again when the others have their tokens.
+        """
+        interrupt = None
         with self._alone():
             outputs = self.engine.step()
             for output in outputs:
                 text = self._text(output.key)
                 try:
                     text.receive(output)
-                except Exception as error:
+                except BaseException as error:
                     self._fail(output.key, text, error)
+                    if not isinstance(error, Exception):
+                        interrupt = error
                 if output.token_ids or text.is_finished:  # an end may come without a token
                     self._news[output.key] = None
+        if interrupt is not None:
+            raise interrupt
         return outputs
 
     def _text(self, key: int) -> SampleText:
@@ -161,7 +169,7 @@ class Samples:
         assert text is not None, "the sample was added to the engine past these samples"
         return text
 
-    def _fail(self, key: int, text: SampleText, error: Exception) -> None:
+    def _fail(self, key: int, text: SampleText, error: BaseException) -> None:
         """End a sample whose text could not be written."""
         logger.error("a text could not be written; its request ends with an error", exc_info=error)
         self.engine.fail(key, f"its text could not be written: {error!r}")

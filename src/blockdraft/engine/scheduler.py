@@ -32,10 +32,10 @@ class Scheduler:
 
     Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step (but each
     prompt gets MIN_CHUNK), so that a long prompt holds up running sequences for no more than one
-    chunk. When the memory is full, the sequence that came last is preempted: `release` forgets what
-    was computed of it, it goes back to the head of the queue, and its tokens are computed again
-    later. draft_context: whether the drafter keeps a context, which tokens that are reused must
-    then have.
+    chunk. When the memory is full, room for candidates is taken back. If that does not suffice, the
+    sequence that came last is preempted: `release` forgets what was computed of it, it goes back to
+    the head of the queue, and its tokens are computed again later. draft_context: whether the
+    drafter keeps a context, which tokens that are reused must then have.
 
     Limits of candidates, which the engine sets: A drafter that runs a model, of the kind
     `model_kind`, proposes paths of at most `model_depth` tokens. The others propose paths of at
@@ -100,10 +100,20 @@ class Scheduler:
         needs no more than was checked when it was added.
         """
         for sequence in list(self.running):
-            while sequence in self.running and not self.memory.reserve(
-                sequence.key, len(sequence.token_ids)
-            ):
+            while sequence in self.running and not self._reserve(sequence):
                 self._preempt(self.running[-1])
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Room for all tokens of a sequence, if need be that of candidates; False if there is none.
+
+        A tree may have needed many pages, which stay with its sequence until others need them.
+        """
+        num_tokens = len(sequence.token_ids)
+        if self.memory.reserve(sequence.key, num_tokens):
+            return True
+        for other in self.running:
+            self.memory.trim(other.key, len(other.token_ids))
+        return self.memory.reserve(sequence.key, num_tokens)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1
@@ -137,7 +147,7 @@ class Scheduler:
             if self._saves_by_waiting(sequence, num_reused):
                 self.memory.put_back(sequence.key)
                 continue
-            if not self.memory.reserve(sequence.key, len(sequence.token_ids)):
+            if not self._reserve(sequence):
                 self.memory.put_back(sequence.key)
                 return
             sequence.num_cached = num_reused

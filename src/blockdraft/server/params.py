@@ -122,8 +122,6 @@ def _params(request: Sampling, **chosen: Any) -> SamplingParams:
         value = getattr(request, name)
         if value is not None:
             chosen[name] = value
-    if request.top_k == -1:
-        chosen["top_k"] = 0  # other engines' word for all tokens
     if request.speculative is not None and request.speculative is not True:
         chosen.setdefault("num_draft_tokens", int(request.speculative))
     temperature = request.temperature

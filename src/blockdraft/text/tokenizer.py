@@ -254,12 +254,20 @@ class Tokenizer:
 
 
 def _check_message(message: Message, *, with_tools: bool) -> None:
-    allowed = OPTIONAL_KEYS | TOOL_KEYS if with_tools else OPTIONAL_KEYS
-    if not isinstance(message, Mapping) or set(message) - allowed != {"role", "content"}:
-        raise RequestError(f"message {message!r} needs exactly the keys role and content")
+    if not isinstance(message, Mapping):
+        raise RequestError(f"message {message!r:.100} is no mapping; give one of role and content")
+    if missing := [key for key in ("role", "content") if key not in message]:
+        raise RequestError(f"message {dict(message)!r:.100} lacks {missing[0]!r}; give it")
+    allowed = {"role", "content"} | (OPTIONAL_KEYS | TOOL_KEYS if with_tools else OPTIONAL_KEYS)
+    if unknown := [key for key in message if key not in allowed]:
+        raise RequestError(
+            f"message {dict(message)!r:.100} has the key {unknown[0]!r}; leave it out"
+        )
     texts = [value for key, value in message.items() if key not in TOOL_KEYS]
     if not all(isinstance(text, str) for text in texts):
-        raise RequestError(f"message {message!r} holds something else than text")
+        raise RequestError(
+            f"message {message!r:.100} holds something else than text; give role and content as str"
+        )
     for text in texts:
         _check_unicode(text)
 

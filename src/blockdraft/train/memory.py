@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.engine.failures import is_out_of_memory
+from blockdraft.engine.out_of_memory import is_out_of_memory
 
 
 @contextmanager

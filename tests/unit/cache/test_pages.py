@@ -57,6 +57,26 @@ def test_a_sequence_gets_as_many_pages_as_its_tokens_need() -> None:
     pages.check_integrity()
 
 
+def test_room_beyond_its_tokens_is_taken_back_from_a_sequence() -> None:
+    pages = Pages(9)
+    forgotten: list[int] = []
+    pages.on_forget = forgotten.append
+    token_ids = tokens(1)
+    fill(pages, 0, token_ids, keep=True)
+    assert pages.reserve(0, 7 * PAGE_SIZE)
+    kept, surplus = list(pages.page_ids(0)[:2]), list(pages.page_ids(0)[2:])
+    pages.trim(0, len(token_ids))
+    assert list(pages.page_ids(0)) == kept
+    assert sorted(forgotten) == sorted(surplus)
+    assert pages.num_available == 6
+    pages.trim(0, len(token_ids))  # nothing is left to take
+    pages.trim(0, 5 * PAGE_SIZE)
+    assert list(pages.page_ids(0)) == kept
+    pages.check_integrity()
+    pages.close(0)
+    assert hits(pages, token_ids) == PAGE_SIZE
+
+
 def test_no_sequence_ever_gets_the_scratch_page() -> None:
     pages = Pages(9)
     assert sorted(fill(pages, 0, list(range(8 * PAGE_SIZE)))) == [
@@ -343,9 +363,9 @@ class Naive:
 def test_random_operations_against_a_naive_model(seed: int) -> None:
     """Whatever is taken over was written for just these tokens; no held page changes hands."""
     draw, pages, naive = random.Random(seed), Pages(14), Naive()
-    num_hits = num_failures = num_evictions = 0
+    num_hits = num_failures = num_evictions = num_trims = 0
     for step in range(5000):
-        action = draw.choice(["open", "grow", "grow", "publish", "close"])
+        action = draw.choice(["open", "grow", "grow", "publish", "close", "draft", "trim"])
         if action == "open" and len(naive.tokens) < 6:
             num_hits += _open(draw, pages, naive, step)
         elif naive.tokens:
@@ -356,6 +376,14 @@ def test_random_operations_against_a_naive_model(seed: int) -> None:
                     del known[key]
             elif action == "publish":
                 _publish(draw, pages, naive, key)
+            elif action == "draft" and pages.room(key) >= len(naive.tokens[key]):
+                pages.reserve(key, len(naive.tokens[key]) + draw.randrange(3 * PAGE_SIZE))
+            elif action == "trim":
+                before = list(pages.page_ids(key))
+                pages.trim(key, len(naive.tokens[key]))
+                num_kept = min(len(before), -(-len(naive.tokens[key]) // PAGE_SIZE))
+                num_trims += num_kept < len(before)
+                assert list(pages.page_ids(key)) == before[:num_kept]
             elif action == "grow":
                 num_free = len(pages._free)
                 num_new = _grow(draw, pages, naive, key)
@@ -363,7 +391,7 @@ def test_random_operations_against_a_naive_model(seed: int) -> None:
                 num_evictions += num_new is not None and num_new > num_free
         pages.check_integrity()
         _check_tables(pages, naive)
-    assert min(num_hits, num_failures, num_evictions) >= 20
+    assert min(num_hits, num_failures, num_evictions, num_trims) >= 20
     for key in list(naive.tokens):
         pages.close(key)
     assert pages.num_available == 13

@@ -20,7 +20,7 @@ from blockdraft.core.request import MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, Samplin
         ("temperature", math.inf),
         ("temperature", math.nan),
         ("temperature", "hot"),
-        ("top_k", -1),
+        ("top_k", -2),
         ("top_p", 0.0),
         ("top_p", 1.01),
         ("min_p", -0.1),
@@ -94,6 +94,10 @@ def test_values_take_one_form() -> None:
     assert params.logit_bias == {3: 1.0}
     assert isinstance(params.temperature, float)
     assert replace(params, n=2).stop == ("a", "b")
+
+
+def test_top_k_of_other_engines_for_all_tokens_is_ours() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
 
 
 def test_the_borders_are_allowed() -> None:

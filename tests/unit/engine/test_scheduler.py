@@ -273,6 +273,45 @@ def test_nobody_is_preempted_for_drafts() -> None:
     pages.check_integrity()
 
 
+def with_a_large_tree(pages: Pages, **changes: Any) -> tuple[Scheduler, Sequence]:
+    """A short sequence that has had room for so many candidates that no page is free."""
+    scheduler = make_scheduler(pages, **changes)
+    scheduler.num_tree_nodes = (pages.num_pages - 1) * PAGE_SIZE - 10
+    short = make_sequence(0, num_output=1, max_tokens=99)
+    start(scheduler, short)
+    scheduler.schedule()
+    assert pages.num_available == 0
+    return scheduler, short
+
+
+def test_nobody_waits_for_room_that_another_has_for_candidates_alone() -> None:
+    pages = Pages(9)
+    scheduler, short = with_a_large_tree(pages)
+    scheduler.add(make_sequence(1, num_prompt=6 * PAGE_SIZE))
+    rows = scheduler.schedule()
+    assert [row.sequence.key for row in rows] == [0, 1]
+    # What is left is for candidates again, where they all have room.
+    assert pages.room(0) == PAGE_SIZE
+    assert rows[0].num_draft_tokens == PAGE_SIZE - len(short.token_ids)
+    pages.check_integrity()
+
+
+def test_nobody_is_preempted_for_room_that_another_has_for_candidates_alone() -> None:
+    pages = Pages(9)
+    scheduler, _ = with_a_large_tree(pages)
+    growing = make_sequence(1, num_prompt=PAGE_SIZE - 1, num_output=1, first_id=500, max_tokens=99)
+    scheduler.add(growing)
+    scheduler.schedule()
+    growing.num_cached = PAGE_SIZE - 1
+    for num_tokens in range(PAGE_SIZE + 1, PAGE_SIZE + 9):
+        growing.append(5)
+        growing.num_cached = num_tokens - 1
+        rows = scheduler.schedule()
+        assert [row.sequence.key for row in rows] == [0, 1]
+        assert scheduler.num_preempted == 0
+    pages.check_integrity()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
     """Random lengths, acceptance and cancellations; the fewest pages that every one alone fits."""

@@ -7,6 +7,8 @@ import pytest
 from transformers import GenerationConfig
 
 from blockdraft import RequestError
+from blockdraft.engine.engine import Engine
+from blockdraft.engine.record import SampleText
 from tests.small_llm import assert_nothing_left, load_llm, params
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
@@ -121,6 +123,42 @@ def test_a_failure_while_text_is_written_costs_other_streams_no_token(llm, faili
             assert last[index].completion.finish_reason == "error"
             assert tokens == last[index].completion.token_ids == expected[index][: len(tokens)]
         else:
+            assert tokens == last[index].completion.token_ids == expected[index]
+    assert_nothing_left(llm)
+
+
+def interrupted(function, after):
+    """The same function; after so many calls one is interrupted before it begins."""
+    calls = itertools.count()
+
+    def interrupting(*args):
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return function(*args)
+
+    return interrupting
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        *((SampleText, "receive", after) for after in (1, 69, 71)),
+        *((Engine, "_observe", after) for after in (1, 47)),
+    ],
+)
+def test_an_interrupt_behind_the_commit_costs_other_streams_no_token(
+    llm, owner, name, after, monkeypatch
+):
+    """Of three streams, 24 tokens each; a step is observed twice, the second time in its report."""
+    prompts, plain = ["abc", "the fox", "!!"], params(num_draft_tokens=0)
+    expected = [llm.generate(p, plain).completions[0].token_ids for p in prompts]
+    monkeypatch.setattr(owner, name, interrupted(getattr(owner, name), after))
+    read, failures, last = read_together([llm.generate(p, plain, stream=True) for p in prompts])
+    assert sum(failure is not None for failure in failures) == 1
+    errors = [end for end in last if end is not None and end.completion and end.completion.error]
+    assert len(errors) <= (name == "receive")
+    for index, tokens in enumerate(read):
+        if failures[index] is None and last[index] not in errors:
             assert tokens == last[index].completion.token_ids == expected[index]
     assert_nothing_left(llm)
 

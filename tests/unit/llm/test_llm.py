@@ -129,6 +129,15 @@ def test_each_prompt_may_have_its_own_params(llm):
         (lambda llm: llm.chat("hello"), "messages are 'hello'"),
         (lambda llm: llm.chat([]), "the conversation is empty"),
         (lambda llm: llm.chat([[]]), "the conversation is empty"),
+        (lambda llm: llm.chat([{"role": "user"}]), "lacks 'content'; give it$"),
+        (
+            lambda llm: llm.chat([{**MESSAGES[0], "date": "now"}]),
+            "has the key 'date'; leave it out$",
+        ),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": [{"image": "x" * 1000}]}]),
+            "^message {.{,98}x holds something else than text; give role and content as str$",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(llm, ask, message):

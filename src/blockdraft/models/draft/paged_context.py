@@ -24,10 +24,10 @@ class PagedContexts:
     """Draft keys and values that mirror the target's pages, for all sequences at once.
 
     A page taken over from the prefix chain holds them already, or its features wait; whoever drafts
-    first writes them, for all who hold it. Where many sequences
-    run and hardly any drafts, to keep and project features takes a few percent of the time. So
-    pages may be given up, and drafts do without their tokens: those of tokens that are not needed,
-    and, where too many features wait, pages that no sequence holds and that none has taken over.
+    first writes them, for all who hold it. Where many sequences run and hardly any drafts, to keep
+    and project features takes a few percent of the time. So pages may be given up, and drafts do
+    without their tokens: those of tokens that are not needed, and, where too many features wait,
+    pages that no sequence holds and that none has taken over.
     """
 
     together = True
