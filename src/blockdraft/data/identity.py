@@ -11,7 +11,12 @@ from blockdraft.data.store import Example, TextStore
 
 
 def target_sha256(folder: Path) -> str:
-    """Hash of a model folder's config and weights, whatever the folder is called."""
+    """Hash of a model folder's config and weights, whatever the folder is called.
+
+    Answers, states and caches that go on are held against it: a changed config, such as another
+    scaling of the rotation, makes another target of the same weights. What has to be known again on
+    another machine, where files may be cut or written otherwise, is `models.fingerprint`'s hash.
+    """
     digest = hashlib.sha256()
     for path in sorted(
         [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.gguf")]
