@@ -1,4 +1,4 @@
-"""Commands that go on where they were broken off: by Ctrl-C or SIGTERM, in one line that says how."""
+"""What a command that can go on says when Ctrl-C or SIGTERM breaks it off."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
