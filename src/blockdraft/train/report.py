@@ -17,7 +17,7 @@ MAX_POINTS = 400
 """Points of a curve; more would only make the page heavy."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 84, 28
 SMALLEST_RANGE = 1e-3
-"""Of the values of a chart, as a share of the largest: less is noise, drawn as if it were change."""
+"""Of a chart's values, as a share of the largest: less is noise, drawn as if it were change."""
 NUM_COLORS = 8
 """That the stylesheet has for curves."""
 
