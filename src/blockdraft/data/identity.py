@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.data.store import Example, TextStore
+from blockdraft.measure.identity import hash_text
 
 
 def target_sha256(folder: Path) -> str:
@@ -40,7 +41,7 @@ def _file_sha256(path: Path, size: int, changed_at: int) -> str:
 
 def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of the chat template."""
-    return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+    return hash_text(str(tokenizer.chat_template))
 
 
 def texts_sha256(examples: Sequence[Example]) -> str:
