@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import full_disk_refused, write_whole
+from blockdraft.core.files import write_errors_named, write_whole
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.measure.acceptance import AcceptanceStats
 
@@ -44,7 +44,7 @@ class RowJournal(Generic[T]):
 
     Raises:
         ConfigError: the file is of a run with other settings, is damaged, or is no such file.
-        DiskError: there is no room for it.
+        DiskError: it cannot be written.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class RowJournal(Generic[T]):
                     f"{path} is damaged: {error!r}; delete it and start again"
                 ) from error
         # Without a half line at the end, where the last run was ended.
-        with full_disk_refused(path):
+        with write_errors_named(path):
             write_whole(path, "\n".join([head, *map(json.dumps, rows)]) + "\n")
 
     def write(self, row: Row) -> None:
         """Keep one more.
 
         Raises:
-            DiskError: there is no room for it.
+            DiskError: it cannot be written.
         """
         if self._path is not None:
-            with full_disk_refused(self._path), self._path.open("a", encoding="utf-8") as file:
+            with write_errors_named(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
     def remove(self) -> None:

@@ -1,5 +1,6 @@
 """`blockdraft count-ngrams`: a table of n-grams for a drafter that exists."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.output import print_json
+from blockdraft.core.errors import ConfigError
 
 
 def count_ngrams(
@@ -22,7 +24,6 @@ def count_ngrams(
     The table is written beside the drafter's weights, in place of one that is there. `train` counts
     the answers that it trains on at its end.
     """
-    from blockdraft.core.errors import ConfigError
     from blockdraft.core.files import check_output_folder, full_disk_refused
     from blockdraft.data.dataset import read_examples
     from blockdraft.models.draft.checkpoint import read_config
@@ -30,6 +31,7 @@ def count_ngrams(
 
     check_output_folder(drafter)
     config = read_config(drafter)  # a folder that holds none is said before answers are counted
+    _check_target(drafter, answers)
     texts = read_examples(answers, min_response_len=1, max_len=None)
     largest, vocab_size = max(max(text.token_ids) for text in texts), config.get("vocab_size")
     if isinstance(vocab_size, int) and largest >= vocab_size:
@@ -52,3 +54,20 @@ def count_ngrams(
         )
         return
     typer.echo(path)
+
+
+def _check_target(drafter: Path, answers: Sequence[Path]) -> None:
+    """Refuse a folder of answers that another target wrote than the drafter's, where both say."""
+    from blockdraft.data.shards import read_manifest
+    from blockdraft.models.draft.checkpoint import read_provenance
+
+    target = read_provenance(drafter).get("target")
+    own = target.get("weights_sha256") if isinstance(target, dict) else None
+    for path in answers:
+        manifest = (read_manifest(path) if path.is_dir() else None) or {"target": {}}
+        found = manifest["target"].get("weights_sha256")
+        if None not in (own, found) and own != found:
+            raise ConfigError(
+                f"the answers in {path} are of another target than that of {drafter}, "
+                f"{manifest['target'].get('folder')}; give its own answers"
+            )

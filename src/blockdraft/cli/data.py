@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from blockdraft.cli import options
+from blockdraft.cli.interruption import says_how_to_go_on
 from blockdraft.cli.logs import LOG
 from blockdraft.cli.output import print_json
-from blockdraft.core.errors import INTERRUPTED
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
@@ -165,7 +165,7 @@ def _join(context: typer.Context, values: Mapping[str, Any]) -> Path:
 def _generate(values: Mapping[str, Any]) -> Path:
     from blockdraft.bench.workload import BUNDLED
     from blockdraft.data.config import DataConfig
-    from blockdraft.data.generate import generate_data
+    from blockdraft.data.generate import WHILE_ANSWERING, generate_data
 
     chosen = {f.name: values[f.name] for f in fields(DataConfig) if f.name in values}
     for name in ("prompts", "datasets", "exclude", "temperatures"):
@@ -173,13 +173,8 @@ def _generate(values: Mapping[str, Any]) -> Path:
     chosen["exclude"] = (BUNDLED, *chosen["exclude"])
     chosen["temperatures"] = chosen["temperatures"] or DataConfig.temperatures
     config = DataConfig(**chosen)
-    try:
+    with says_how_to_go_on(lambda: WHILE_ANSWERING):
         return generate_data(config, progress_printer())
-    except KeyboardInterrupt as error:
-        from blockdraft.train.interrupted import WHILE_ANSWERING
-
-        typer.echo(f"blockdraft: {WHILE_ANSWERING}", err=True)
-        raise typer.Exit(INTERRUPTED) from error
 
 
 def progress_printer() -> Callable[["DataProgress"], None]:

@@ -67,7 +67,7 @@ def generate(
     waterfall: Waterfall = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer one prompt. With --compare or --ledger, then measure it drafted and plain."""
+    """Answer one prompt. With --compare or --ledger, decode it again, drafted and plain."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     text = read_prompt(prompt)
@@ -153,11 +153,18 @@ def _describe(llm: "LLM", generation: "Generation") -> dict[str, Any]:
 def _account(
     llm: "LLM", prompt_ids: list[int], params: SamplingParams, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Where the time goes, on stderr if not as JSON."""
+    """Where the time goes when the answer is decoded once more, on stderr if not as JSON."""
+    from blockdraft.bench.config import WARM_UP_TOKENS
     from blockdraft.bench.ledger.accounts import decode_accounted, describe_accounts
 
     run = decode_accounted(llm, prompt_ids, params)
     if not values["as_json"]:
+        # Drafting has learned from the answer what pays, and no prompt is reused.
+        print(
+            f"warmed up with {WARM_UP_TOKENS} tokens, then decoded again: time and tau may "
+            "differ from those of the answer above",
+            file=sys.stderr,
+        )
         print_ledgers(run.accounts, sys.stderr)
     write_waterfall(values["waterfall"], run.accounts, headline(llm))
     return describe_accounts(run.accounts) | {"identical": run.identical}

@@ -31,7 +31,7 @@ EXIT_STATUSES = (
     "Exit status: 0 done, or yes; 1 no (outputs differ, a check failed); "
     "2 a mistake in the command, the configuration, or a file or model it names; "
     "3 the network failed; 4 the disk failed; 5 blockdraft failed; "
-    "6 cannot tell; 130 interrupted."
+    "6 cannot tell; 130 interrupted, 143 by SIGTERM."
 )
 
 

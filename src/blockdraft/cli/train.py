@@ -11,6 +11,7 @@ from rich.table import Table
 
 from blockdraft.cli import options
 from blockdraft.cli.data import progress_printer
+from blockdraft.cli.interruption import says_how_to_go_on
 from blockdraft.cli.output import print_json
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import folder_lock
@@ -94,18 +95,14 @@ def train(
 
 
 def _run(run: "RunFile", rank: int, num_processes: int) -> "TrainResult":
-    from blockdraft.train.interrupted import exit_status_of, how_to_go_on
+    from blockdraft.train.interrupted import how_to_go_on
     from blockdraft.train.trainer import train as train_drafter
 
-    try:
+    with says_how_to_go_on(lambda: None if rank else how_to_go_on(run)):
         if run.answers is not None:
             _write_answers(run, run.answers, num_processes)
         let_torch_use_matrix_registers()  # answers are exact, and would be refused with them
         return train_drafter(run.train)
-    except KeyboardInterrupt as error:
-        if rank == 0:
-            typer.echo(f"blockdraft: {how_to_go_on(run)}", err=True)
-        raise typer.Exit(exit_status_of(error)) from error
 
 
 def _launched() -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockdraft.cli import options
+from blockdraft.cli.interruption import says_how_to_go_on
 from blockdraft.cli.output import print_json
 from blockdraft.core.libraries import let_torch_use_matrix_registers
 from blockdraft.hub.catalog import DEFAULT_TARGET
@@ -97,18 +98,14 @@ def _run(values: Mapping[str, Any]) -> "HeadResult":
     from blockdraft.train.hydra.config import HeadConfig
     from blockdraft.train.hydra.run import train_head as run
     from blockdraft.train.hydra.state import how_to_go_on
-    from blockdraft.train.interrupted import exit_status_of
 
     chosen = {field.name: values[field.name] for field in fields(HeadConfig)}
     config = HeadConfig(
         **chosen | {"answers": tuple(chosen["answers"]), "layers": tuple(chosen["layers"] or ())}
     )
     let_torch_use_matrix_registers()
-    try:
+    with says_how_to_go_on(lambda: how_to_go_on(config.drafter, config.states)):
         return run(config)
-    except KeyboardInterrupt as error:
-        typer.echo(f"blockdraft: {how_to_go_on(config.drafter, config.states)}", err=True)
-        raise typer.Exit(exit_status_of(error)) from error
 
 
 def _facts(result: "HeadResult") -> dict[str, Any]:

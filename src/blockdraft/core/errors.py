@@ -18,6 +18,8 @@ A message names the value, the limit and the remedy, on one line.
 import signal
 import socket
 
+from blockdraft.core.signals import Signaled
+
 # Exit statuses of every command.
 NO = 1
 """The answer is no: outputs differ, a check failed."""
@@ -106,6 +108,8 @@ def why_unread(error: BaseException) -> str:
 
 def exit_status(error: BaseException) -> int:
     """The exit status of a command that ends with this exception."""
+    if isinstance(error, Signaled):
+        return 128 + error.number
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):

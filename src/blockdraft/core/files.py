@@ -153,3 +153,20 @@ def full_disk_refused(path: Path) -> Iterator[None]:
             f"cannot write to {path}: its disk is full; make room and start again, which goes on "
             "from what is there"
         ) from error
+
+
+@contextmanager
+def write_errors_named(path: Path) -> Iterator[None]:
+    """Name the file in which a line more is written, whatever the disk fails of.
+
+    Raises:
+        DiskError: instead of the system's error, which need not name it.
+    """
+    try:
+        with full_disk_refused(path):
+            yield
+    except OSError as error:
+        raise DiskError(
+            f"cannot write to {path}: {error.strerror or error}; mend its disk and start again, "
+            "which goes on from what is there"
+        ) from error

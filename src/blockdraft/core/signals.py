@@ -1,7 +1,40 @@
-"""What a signal's handler may say."""
+"""Signals that ask for the end: as an exception, and what their handlers may say."""
 
 import logging
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Signaled(KeyboardInterrupt):
+    """A signal asked for the end; `number` is its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Within it SIGTERM raises Signaled, as Ctrl-C raises KeyboardInterrupt; a second one kills.
+
+    Python takes signals in its main thread only: elsewhere it is left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise Signaled(number)
 
 
 def log_in_handler(logger: logging.Logger, message: str, *args: object) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeGuard
 
+from blockdraft.core.files import write_errors_named
 from blockdraft.core.jsonl import bad_row, is_whole, read_jsonl
 from blockdraft.data.answers import Answer
 
@@ -90,8 +91,9 @@ def append_rows(
     with path.open("a", encoding="utf-8") as file:
         for answer in answers:
             row = to_row(answer)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+            with write_errors_named(path):
+                file.write(json.dumps(row) + "\n")
+                file.flush()
             progress.num_answers += 1
             progress.num_tokens += len(answer.response_ids)
             progress.tokens_per_second = progress.num_tokens / (monotonic() - start)

@@ -242,7 +242,11 @@ class EndpointWriter:
                 elif isinstance(result, Refused) and self._has_answered:
                     logger.warning("no answer to %s: %s", job.id, result)
                 elif isinstance(result, Refused):
-                    raise ConfigError(f"endpoint {self._endpoint.url} refuses: {result}")
+                    raise ConfigError(
+                        f"endpoint {self._endpoint.url} refuses: {result}; see to it that it "
+                        f"serves the target, with room for {self._capacity} tokens of prompt and "
+                        "answer"
+                    )
                 else:
                     raise result
                 for job in islice(fitting, 1):

@@ -13,7 +13,6 @@ from blockdraft.data.prompts import (
     prompt_of_row,
     read_prompts,
     with_own_ids,
-    with_variants,
 )
 
 
@@ -32,7 +31,7 @@ def gather_prompts(config: DataConfig) -> tuple[list[Prompt], dict[str, int]]:
     if not rows and not config.num_self_written:
         names = ", ".join([*map(str, config.prompts), *config.datasets])
         raise ConfigError(f"{names} holds no prompts; give rows with messages, turns or prompt")
-    found = list(with_variants(with_own_ids(rows)))
+    found = with_own_ids(rows)
     prompts = distinct(found)
     clean = without_overlap(prompts, config.exclude)
     return clean, {

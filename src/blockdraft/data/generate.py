@@ -59,6 +59,9 @@ from blockdraft.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+WHILE_ANSWERING = "interrupted; the same command goes on with the answers that are missing"
+"""What to say of answers that were broken off."""
+
 _NOTHING_LEFT = "no usable prompt is left, without those that overlap a benchmark; give others"
 
 

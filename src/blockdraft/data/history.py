@@ -12,6 +12,7 @@ from blockdraft.data.self_written import SELF_PROMPTS
 from blockdraft.data.shards import ANSWERS, read_manifest
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.measure.provenance import describe_environment
+from blockdraft.models.fingerprint import weights_sha256
 
 
 def earlier_runs(config: DataConfig) -> dict[str, Any]:
@@ -63,6 +64,9 @@ def with_run(
             raise ConfigError(
                 f"{config.output} holds answers made with another {name}; give another --output"
             )
+    # By this a drafter's folder knows its target, see train/origin.py.
+    known = manifest.get("target", {}).get("weights_sha256")
+    hashes["target"]["weights_sha256"] = known or weights_sha256(folder)
     run = {**describe_environment(), "config": config.to_dict(), "inputs": _inputs(config)}
     return hashes | {"runs": [*manifest.get("runs", []), run]}
 

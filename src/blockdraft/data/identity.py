@@ -8,10 +8,16 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.data.store import Example, TextStore
+from blockdraft.measure.identity import hash_text
 
 
 def target_sha256(folder: Path) -> str:
-    """Hash of a model folder's config and weights, whatever the folder is called."""
+    """Hash of a model folder's config and weights, whatever the folder is called.
+
+    Answers, states and caches that go on are held against it: a changed config, such as another
+    scaling of the rotation, makes another target of the same weights. What has to be known again on
+    another machine, where files may be cut or written otherwise, is `models.fingerprint`'s hash.
+    """
     digest = hashlib.sha256()
     for path in sorted(
         [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.gguf")]
@@ -35,7 +41,7 @@ def _file_sha256(path: Path, size: int, changed_at: int) -> str:
 
 def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of the chat template."""
-    return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+    return hash_text(str(tokenizer.chat_template))
 
 
 def texts_sha256(examples: Sequence[Example]) -> str:

@@ -9,7 +9,7 @@ text, whose beginning is continued). The first of these counts.
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError, ModelError, reason_of
 from blockdraft.core.jsonl import bad_row, later_turns, prompt_text, read_each, set_name
-from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
 
 SELF_WRITTEN_TOKENS = 96
@@ -171,21 +170,6 @@ def _said(prompt: Prompt) -> object:
     """What makes two prompts the same, but for case and white space."""
     texts = ("" if prompt.system is None else prompt.system, *prompt.turns)
     return prompt.is_plain, tuple(" ".join(text.casefold().split()) for text in texts)
-
-
-def with_variants(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-    """Each prompt, and the other common wordings of the same task.
-
-    Grade-school maths is asked bare and with the boxed-answer line; a programming task with its
-    tests and without.
-    """
-    for prompt in prompts:
-        yield prompt
-        if prompt.set.startswith("gsm8k"):
-            yield replace(prompt, id=f"{prompt.id}+boxed", text=prompt.text + BOXED_LINE)
-        head, found, _ = prompt.text.partition(" Your code should pass")
-        if found:
-            yield replace(prompt, id=f"{prompt.id}+bare", text=head)
 
 
 def prompt_ids(

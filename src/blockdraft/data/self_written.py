@@ -12,8 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import read_jsonl
+from blockdraft.core.jsonl import bad_row, read_jsonl
 from blockdraft.data.answer_file import DataProgress, Report, Row, append_rows
 from blockdraft.data.answers import Answer, Job, Writer
 from blockdraft.data.config import DataConfig
@@ -96,11 +95,15 @@ def read_written(config: DataConfig) -> list[Prompt]:
 def _rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
-    rows = [row for _, row in read_jsonl(path, is_growing=True)]
-    for row in rows:
-        texts = [row.get("id"), row.get("set"), *row.get("turns", [None])]
+    rows = []
+    for number, row in read_jsonl(path, is_growing=True):
+        turns = row.get("turns")
+        texts = [row.get("id"), row.get("set"), *(turns if isinstance(turns, list) else [None])]
         if not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"{path} is not as it was written ({row}); give another --output")
+            reason = "it is no prompt as this command writes them"
+            remedy = "delete that line, and `blockdraft data` lets the target write one again"
+            raise bad_row(path, number, reason, remedy)
+        rows.append(row)
     return rows
 
 

@@ -5,7 +5,6 @@ layers ask for. What only loading can show is named, not guessed.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from blockdraft.cache.states import StateCache
 from blockdraft.models.attention.exact import EXACT_ATTENTION
 from blockdraft.models.draft.checkpoint import WEIGHTS_NAME
 from blockdraft.models.layers.recurrent import cache_argument, is_recurrent, mixers, new_cache
-from blockdraft.models.supported import check_supported, varying_rope_type
+from blockdraft.models.supported import check_supported, quantized_by, varying_rope_type
 from blockdraft.models.target.loading import target_without_weights
 from blockdraft.models.target.paged_support import NotPaged, layer_shapes
 from blockdraft.models.target.transformers import replace_attention
@@ -163,15 +162,13 @@ def _cached_bytes(model: PreTrainedModel, dtype: torch.dtype) -> tuple[int | Non
 
 def _quantization(model: PreTrainedModel) -> tuple[str | None, str | None]:
     """(method, what transformers lacks to load it)."""
-    config = getattr(model.config, "quantization_config", None)
-    if config is None:
+    method = quantized_by(model.config)
+    if method is None:
         return None, None
-    values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
-    method = str(values.get("quant_method", "unknown method"))
     try:
-        AutoHfQuantizer.from_config(config, pre_quantized=True).validate_environment(
-            device_map=None, dtype=model.dtype
-        )
+        AutoHfQuantizer.from_config(
+            model.config.quantization_config, pre_quantized=True
+        ).validate_environment(device_map=None, dtype=model.dtype)
     # transformers raises any type here: an absent package, an absent GPU.
     except Exception as error:
         return method, str(error).strip().split("\n")[0]

@@ -53,6 +53,15 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
         )
 
 
+def quantized_by(config: PretrainedConfig) -> str | None:
+    """The method by which another package quantized the weights; None if they are whole."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    values: Mapping[str, Any] = found if isinstance(found, Mapping) else found.to_dict()
+    return str(values.get("quant_method", "unknown method"))
+
+
 def _looks_ahead(config: PretrainedConfig) -> str | None:
     """The setting by which transformers makes no causal mask."""
     for name, values in {

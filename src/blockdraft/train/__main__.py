@@ -11,10 +11,11 @@ import sys
 from collections.abc import Sequence
 
 from blockdraft.core.errors import BlockdraftError, ConfigError, exit_status
+from blockdraft.core.signals import sigterm_raises
 from blockdraft.train.advice import below_plain
 from blockdraft.train.config_file import RunFile, resolve_run
 from blockdraft.train.estimate import estimate_run
-from blockdraft.train.interrupted import exit_status_of, how_to_go_on
+from blockdraft.train.interrupted import how_to_go_on
 from blockdraft.train.keys import describe_keys
 from blockdraft.train.parallel import launched
 from blockdraft.train.texts import are_written
@@ -34,12 +35,13 @@ def main(arguments: Sequence[str]) -> int:
         is_main = launched()[0] == 0
         logging.getLogger("blockdraft").setLevel(logging.INFO if is_main else logging.WARNING)
         run = resolve_run(asked.settings)
-        said = _said(run, asked)
+        with sigterm_raises():
+            said = _said(run, asked)
     except KeyboardInterrupt as stop:
         if is_main:
             line = how_to_go_on(run) if run else "interrupted"
             sys.stderr.write(f"blockdraft: {line}\n")
-        return exit_status_of(stop)
+        return exit_status(stop)
     except (BlockdraftError, OSError) as error:
         sys.stderr.write(f"blockdraft: {' '.join(str(error).split())}\n")
         return exit_status(error)

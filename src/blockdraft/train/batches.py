@@ -65,5 +65,5 @@ class Batches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on behind the batches that another run has drawn from the same texts."""
         self._generator.set_state(state["generator"])
-        self.epoch, self._next = state["epoch"], state["next_batch"]
-        self.num_sequences, self.num_tokens = state["num_sequences"], state["num_tokens"]
+        self.epoch, self._next = int(state["epoch"]), int(state["next_batch"])
+        self.num_sequences, self.num_tokens = int(state["num_sequences"]), int(state["num_tokens"])

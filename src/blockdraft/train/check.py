@@ -12,7 +12,12 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import DrafterShape
 from blockdraft.train.kinds.table import drafter_shape
 from blockdraft.train.parallel import check_sharing, launched
-from blockdraft.train.prepare import check_disk, check_ids, check_target
+from blockdraft.train.prepare import (
+    check_disk,
+    check_ids,
+    check_mask_before_answers,
+    check_target,
+)
 from blockdraft.train.run_folder import BEST, LAST, event_log_class
 from blockdraft.train.texts import Texts, count_texts
 from blockdraft.train.true_tau import prompts_to_decode
@@ -52,6 +57,8 @@ def check_run(config: TrainConfig, answers: DataConfig | None = None) -> Checked
     check_ids(target, texts.examples)
     prompts_to_decode(config, target, texts.held_out)
     shape = drafter_shape(config, target, texts.examples, num_processes)
+    if texts.num_expected:
+        check_mask_before_answers(config)
     width = state_width(shape, target)
     # Expected answers are counted too long: they refuse no disk.
     num_tokens = 0 if texts.num_expected else texts.num_tokens

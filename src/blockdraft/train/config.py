@@ -22,7 +22,8 @@ class TrainConfig:
         out: folder of the run. It gets `drafter/` (the best drafter), `last/` (the newest one),
             `index.html` (curves), `log.jsonl` and `state.pt` (to resume from).
         init_from: folder of a drafter to continue training. Its weights, shape and mask token are
-            kept; the block size may change. None makes a new drafter from the settings below.
+            kept; the block size may change. A language model is trained as a draft_model. None
+            makes a new drafter from the settings below.
         only_adapter: train only what joins the drafter of `init_from` to its target: the fusion of
             the features, and the norms. For a target whose weights changed a little, rounded or
             fine-tuned ones.

@@ -169,7 +169,7 @@ class DraftOptimizer:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict` with whole tensors; the model gets the master weights."""
-        self._step = state["step"]
+        self._step = int(state["step"])
         for master, average, saved, saved_average in zip(
             self._masters, self._averages, state["masters"], state["averages"], strict=True
         ):

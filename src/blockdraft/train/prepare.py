@@ -139,6 +139,26 @@ def shape_of(
     )
 
 
+def check_mask_before_answers(config: TrainConfig) -> None:
+    """Refuse a mask token that answers may hold which are yet to be written.
+
+    `shape_of` refuses one that the texts do hold, but after hours of writing.
+
+    Raises:
+        ConfigError: it is a piece of text.
+    """
+    if config.mask_token_id is None or config.init_from is not None:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+    text = tokenizer.decode([config.mask_token_id])
+    if text and config.mask_token_id not in _special_ids(tokenizer):
+        raise ConfigError(
+            f"mask_token_id {config.mask_token_id} is {text!r}, which may occur in the answers "
+            "that are yet to be written; leave it unset, give a special token, or write the "
+            "answers first (blockdraft data)"
+        )
+
+
 def _special_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The special tokens that have a part, such as the end; then those of the vocabulary alone.
 

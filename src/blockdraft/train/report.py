@@ -16,6 +16,8 @@ PAGE = "index.html"
 MAX_POINTS = 400
 """Points of a curve; more would only make the page heavy."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 84, 28
+SMALLEST_RANGE = 1e-3
+"""Of a chart's values, as a share of the largest: less is noise, drawn as if it were change."""
 NUM_COLORS = 8
 """That the stylesheet has for curves."""
 
@@ -135,7 +137,15 @@ def _accuracy(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 def _table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
     """Offline and real tau of each evaluation, and how far the second is from the first."""
-    heads = ("step", "minutes", "offline tau", "real tau", "real over offline", "speed-up", "")
+    heads = (
+        "step",
+        "minutes",
+        "offline tau",
+        "real tau",
+        "real over offline",
+        "speed-up",
+        "drafter",
+    )
     best = best_of(evaluations) if evaluations else None
     rows = []
     for row in evaluations:
@@ -160,7 +170,10 @@ def _chart(title: str, curves: Mapping[str, Curve], unit: str) -> _Chart:
     points = [point for curve in curves.values() for point in curve]
     right = max(x for x, _ in points) or 1
     low, high = min(y for _, y in points), max(y for _, y in points)
-    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    if high - low < SMALLEST_RANGE * abs(high):
+        low, high = low - abs(high) / 2, high + abs(high) / 2
+    elif high == low:
+        low, high = low - 0.5, high + 0.5
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (WIDTH - LEFT - 8) * x / right
@@ -169,8 +182,8 @@ def _chart(title: str, curves: Mapping[str, Curve], unit: str) -> _Chart:
     return _Chart(
         title=title,
         levels=[
-            _Level(LEFT, WIDTH - 8, round(place(0, level)[1], 1), f"{level:.3g}")
-            for level in (low, (low + high) / 2, high)
+            _Level(LEFT, WIDTH - 8, round(place(0, level)[1], 1), text)
+            for level, text in _named((low, (low + high) / 2, high))
         ],
         right=f"{right:g} {unit}",
         curves=[
@@ -178,6 +191,15 @@ def _chart(title: str, curves: Mapping[str, Curve], unit: str) -> _Chart:
             for number, (name, curve) in enumerate(curves.items())
         ],
     )
+
+
+def _named(levels: Sequence[float]) -> Iterable[tuple[float, str]]:
+    """Each with as few digits, from three on, as tell all of them apart."""
+    for digits in range(3, 17):
+        texts = [f"{level:.{digits}g}" for level in levels]
+        if len(set(texts)) == len(texts):
+            break
+    return zip(levels, texts, strict=True)
 
 
 def _drawn(name: str, last: float, places: Sequence[tuple[float, float]], number: int) -> _Drawn:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blockdraft.core.files import write_whole
+from blockdraft.core.files import write_errors_named, write_whole
 from blockdraft.core.jsonl import bad_row, read_jsonl
 
 LOG = "log.jsonl"
@@ -13,7 +13,8 @@ LOG = "log.jsonl"
 
 def append_log(folder: Path, row: Mapping[str, Any]) -> None:
     """Add one JSON line."""
-    with (folder / LOG).open("a", encoding="utf-8") as log:
+    path = folder / LOG
+    with write_errors_named(path), path.open("a", encoding="utf-8") as log:
         log.write(json.dumps(dict(row)) + "\n")
 
 

@@ -1,7 +1,8 @@
 """What a run leaves behind: a state to continue from, and where its drafter comes from."""
 
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from time import monotonic
@@ -12,11 +13,15 @@ import torch
 from blockdraft.core.errors import ConfigError, DiskError
 from blockdraft.core.files import replace_file
 from blockdraft.core.settings import plain
+from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
 
 STATE = "state.pt"
 """In the folder of a run."""
+
+REMEDY = "delete it to begin anew, or give a new folder"
+"""For a state that is of no use."""
 
 MAX_COUNTED_SECONDS = 120.0
 """A longer gap between two ticks is a stopped process or a sleeping machine; so whatever may take
@@ -99,6 +104,22 @@ def saved_step(path: Path) -> int | None:
         return None
 
 
+@contextmanager
+def damage_refused(path: Path, remedy: str = REMEDY) -> Iterator[None]:
+    """Name the file where a state that is read or taken up is not as it was saved.
+
+    Raises:
+        ConfigError: in place of the error that its contents led to.
+    """
+    try:
+        yield
+    # torch raises any type for a damaged file, and advises to trust it.
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ConfigError(f"{path} is damaged ({type(error).__name__}); {remedy}") from error
+
+
 def read_state(path: Path, keys: Set[str], remedy: str) -> dict[str, Any] | None:
     """What `save_state` has written; None if there is nothing.
 
@@ -112,12 +133,9 @@ def read_state(path: Path, keys: Set[str], remedy: str) -> dict[str, Any] | None
     """
     if not path.exists():
         return None
-    try:
+    with damage_refused(path, remedy):
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         missing = keys - state.keys()
-    # torch raises any type for a damaged file, and advises to trust it.
-    except Exception as error:
-        raise ConfigError(f"{path} is damaged ({type(error).__name__}); {remedy}") from error
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; {remedy}")
     return state
@@ -136,12 +154,12 @@ def load_state(
     Raises:
         ConfigError: it is damaged, or the state of a run with other settings.
     """
-    remedy = "delete it to begin anew, or give a new folder"
-    state = read_state(path, _STATE_KEYS | _TRAINED.keys(), remedy)
+    state = read_state(path, _STATE_KEYS | _TRAINED.keys(), REMEDY)
     if state is None:
         return None
     defaults = {field.name: plain(field.default) for field in fields(config)}
-    before = defaults | state["config"]
+    with damage_refused(path):
+        before = defaults | state["config"]
     changed = [
         f"{k} (now {v}, there {before[k]})"
         for k, v in config.to_dict().items()

@@ -6,19 +6,15 @@ import threading
 from types import FrameType
 from typing import Any
 
-from blockdraft.core.signals import log_in_handler
+from blockdraft.core.signals import Signaled, log_in_handler
 
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopped(KeyboardInterrupt):
+class Stopped(Signaled):
     """A run has ended because a signal asked for it; what it came to is saved."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
 
 
 class StopSignals:
@@ -43,7 +39,7 @@ class StopSignals:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal:
-            raise KeyboardInterrupt
+            raise Signaled(number)
         self.signal = number
         log_in_handler(
             logger, "the run ends after this step and is saved; once more ends it at once"

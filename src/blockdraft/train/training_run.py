@@ -38,6 +38,7 @@ from blockdraft.train.run_state import (
     STATE,
     Interval,
     RunClock,
+    damage_refused,
     load_state,
     provenance,
     save_state,
@@ -143,19 +144,22 @@ class TrainingRun:
 
     def _resume(self) -> bool:
         """Take up the state that an earlier run left; True if there is none."""
-        state = load_state(self.config.out / STATE, self.config, self.trained)
-        self.clock = RunClock(0.0 if state is None else state["seconds"])
-        self.saved = self.evaluated = self._now()
+        path = self.config.out / STATE
+        state = load_state(path, self.config, self.trained)
         if state is None:
+            self.clock = RunClock()
+            self.saved = self.evaluated = self._now()
             return True
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.batches.load_state_dict(state)
-        self.step = state["step"]
+        with damage_refused(path):
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.batches.load_state_dict(state)
+            self.clock, self.step = RunClock(float(state["seconds"])), int(state["step"])
+            seconds, step = state["evaluated"]
+            self.saved, self.evaluated = self._now(), (float(seconds), int(step))
         if state["texts"] != self.texts:
             # Other texts have another order: begin a new pass rather than mix two.
             self.batches.begin_pass()
             logger.info("the texts are others than before: a new pass begins")
-        self.saved, self.evaluated = self._now(), tuple(state["evaluated"])
         logger.info("continuing at step %d after %.1f min", self.step, self.clock.seconds / 60)
         return False
 

@@ -182,6 +182,8 @@ def test_generate_shows_a_table_beside_the_answer(folders):
     assert "verify: bonus" in result.stderr
     assert "break-even tau" in result.stderr
     assert "verify" not in result.stdout
+    told = result.stderr.index("decoded again: time and tau may differ from")
+    assert result.stderr.index("tau ") < told < result.stderr.index("verify: bonus")
 
 
 def test_plain_decoding_has_a_ledger_without_a_comparison(folders):

@@ -1,6 +1,7 @@
 """README's plot and tables are what `bench report` makes of the committed figures; its page."""
 
 import copy
+import itertools
 import json
 import re
 from contextlib import suppress
@@ -203,13 +204,17 @@ def test_beside_published_figures_a_mark_tells_of_one_prompt(folder):
     assert "one prompt" not in published_section([]).grids[0].about
 
 
-def test_labels_of_dots_that_lie_together_do_not_cover_each_other():
-    lines = {"a": [svg.Dot(100.0, 50.0, "16")], "b": [svg.Dot(100.0, 51.0, "16")]}
-    root = ElementTree.fromstring(svg.line_plot("title", "x", "y", lines))
-    small = [one for one in root.iter() if one.get("class") == "words small"]
+@pytest.mark.parametrize("number", [2, 9])
+def test_labels_of_dots_that_lie_together_do_not_cover_each_other(number):
+    """Where there is no room some have none; nothing is drawn over those that are."""
+    lines = {str(one): [svg.Dot(100.0, 50.0 + one / 10, "16")] for one in range(number)}
+    elements = list(ElementTree.fromstring(svg.line_plot("title", "x", "y", lines)).iter())
+    small = [one for one in elements if one.get("class") == "words small"]
     places = [(float(one.get("x")), float(one.get("y"))) for one in small]
-    assert len(places) == 2
-    assert abs(places[0][0] - places[1][0]) >= 18 or abs(places[0][1] - places[1][1]) >= 11
+    assert 2 <= len(places) <= number
+    assert elements[-len(small) :] == small
+    for one, other in itertools.combinations(places, 2):
+        assert abs(one[0] - other[0]) >= 18 or abs(one[1] - other[1]) >= 11
 
 
 def test_long_names_are_cut_where_they_would_lie_over_others():

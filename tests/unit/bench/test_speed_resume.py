@@ -132,6 +132,10 @@ def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path):
     path.symlink_to("/dev/full")
     with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: its disk is full; make room"):
         journal.write({"run": 0})
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: Is a directory; mend its disk"):
+        journal.write({"run": 0})
 
 
 def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, pair):

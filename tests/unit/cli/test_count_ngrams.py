@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from blockdraft.data.shards import write_manifest
+from blockdraft.models.draft.checkpoint import write_provenance
 from blockdraft.speculate.drafters import ngram_table
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
 from tests.command_line import refusal, run, run_json
@@ -61,3 +63,21 @@ def test_answers_of_another_target_are_refused(tmp_path: Path) -> None:
     assert "a token 99999" in line
     assert "another target wrote them" in line
     assert not (folder / NGRAMS_NAME).exists()
+
+
+def test_a_folder_of_answers_of_another_target_is_refused(tmp_path: Path) -> None:
+    """Also where its vocabulary is the same; what one of the two does not say refuses nothing."""
+    folder, answers = tiny_drafter_folder(tmp_path), answers_of(tmp_path).parent
+    target = {"sha256": "of files", "weights_sha256": "other", "folder": "fine-tuned"}
+    row = json.loads((answers / "answers.jsonl").read_text())
+    row |= {"temperature": 0.0, "sample": 0, "finish": "stop"}
+    (answers / "answers.jsonl").write_text(json.dumps(row) + "\n")
+    written = {"target": target, "template": {"sha256": ""}, "runs": []}
+    write_provenance(folder, {"target": {"weights_sha256": "own"}})
+    write_manifest(answers, written)
+    line = refusal("count-ngrams", folder, answers)
+    assert f"{answers} are of another target than that of {folder}, fine-tuned; give" in line
+    assert not (folder / NGRAMS_NAME).exists()
+    for said in ({**target, "weights_sha256": "own"}, {"sha256": "of files"}):
+        write_manifest(answers, written | {"target": said})
+        assert run("count-ngrams", folder, answers).exit_code == 0

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from blockdraft.cli.bench_output import publish
 from blockdraft.cli.output import check_writable
 from blockdraft.core.errors import ConfigError, DiskError
-from blockdraft.core.files import replace_file, reserve_disk, write_whole
+from blockdraft.core.files import replace_file, reserve_disk, write_errors_named, write_whole
 
 
 def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch, capsys):
@@ -104,3 +104,13 @@ def test_a_file_has_the_mode_of_any_new_file_and_nothing_is_left_of_a_failure(tm
         replace_file(path, fail)
     assert path.read_bytes() == before
     assert sorted(own.name for own in tmp_path.iterdir()) == ["tensors.safetensors", "usual"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EDQUOT, errno.ENOSPC])
+def test_a_line_that_cannot_be_written_names_its_file(tmp_path, number):
+    path = tmp_path / "result.part.jsonl"
+    with (
+        pytest.raises(DiskError, match=rf"cannot write to {path}: .*start again, which goes on"),
+        write_errors_named(path),
+    ):
+        raise OSError(number, os.strerror(number))

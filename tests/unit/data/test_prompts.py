@@ -166,6 +166,16 @@ def test_a_data_set_of_too_many_parts_is_refused(tmp_path, asked):
     assert not asked.loaded
 
 
+@pytest.mark.parametrize("text", ["1 + 1?", "Add. Your code should pass these tests: ..."])
+def test_each_prompt_is_asked_once_as_it_is_written(tmp_path, asked, text):
+    """Whatever the set is called, and whatever the prompt says."""
+    asked.rows = [{"prompt": text}]
+    config = DataConfig(output=tmp_path / "out", datasets=("gsm8k_own",))
+    prompts, counts = gather_prompts(config)
+    assert [(p.id, p.text) for p in prompts] == [("gsm8k_own-0", text)]
+    assert counts["prompts"] == 1
+
+
 def test_rows_of_a_data_set_without_a_prompt_are_counted(tmp_path, asked):
     asked.rows = [{"text": "once"}, {"text": " "}, {"text": None}, {"text": "upon"}]
     config = DataConfig(output=tmp_path / "out", datasets=("name",))

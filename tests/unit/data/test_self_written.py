@@ -104,8 +104,9 @@ def test_those_that_overlap_a_benchmark_are_left_out(config, tmp_path):
     assert f'"{name}"' in (config.output / "answers.jsonl").read_text(encoding="utf-8")
 
 
-def test_a_file_that_was_changed_is_refused(config):
+@pytest.mark.parametrize("row", ['{"id": "a", "set": 3}', '{"id": "a", "set": "b", "turns": 3}'])
+def test_a_file_that_was_changed_is_refused(config, row):
     generate_data(config)
-    (config.output / "self_prompts.jsonl").write_text('{"id": "a", "set": 3}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="is not as it was written"):
+    (config.output / "self_prompts.jsonl").write_text(row + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"self_prompts\.jsonl, line 1: .*; delete that line"):
         generate_data(config)

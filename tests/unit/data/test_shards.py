@@ -14,6 +14,7 @@ from blockdraft.data.dataset import read_examples
 from blockdraft.data.generate import generate_data
 from blockdraft.data.prompts import Prompt, check_template, prompt_ids
 from blockdraft.data.shards import ANSWERS, join_data, read_manifest, read_rows, write_shards
+from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.train.trainer import train
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_target_folder
 from tests.train_runs import small_config, write_rows
@@ -122,6 +123,7 @@ def test_manifest_names_target_template_sampling_and_counts(folder, tmp_path):
     generate_data(config)
     manifest = read_manifest(config.output)
     assert len(manifest["target"]["sha256"]) == len(manifest["template"]["sha256"]) == 64
+    assert manifest["target"]["weights_sha256"] == weights_sha256(folder)
     assert manifest["runs"][0]["config"]["temperatures"] == [0.0, 1.0]
     counts = manifest["counts"]
     assert (counts["prompts"], counts["repeated_prompts"], counts["answers"]) == (3, 1, 6)

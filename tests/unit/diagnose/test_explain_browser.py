@@ -89,6 +89,7 @@ def test_tables_are_named_and_scroll_with_the_keyboard(page):
     names = [box.get_attribute("aria-label") for box in boxes]
     assert "This prompt, by kind of text" in names
     assert len(names) == len(set(names))
+    assert all(page.locator("th[scope=col]").all_inner_texts())
 
 
 def test_the_token_with_the_focus_says_what_it_is(page):

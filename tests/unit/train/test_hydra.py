@@ -236,6 +236,11 @@ def test_a_training_that_was_stopped_goes_on(config: HeadConfig, tmp_path: Path)
     with pytest.raises(ConfigError, match=r"another lr \(now 1\.0, there 0\.002\); give the same"):
         train_head(replaced(config, lr=1.0))
     assert (config.drafter / HEAD_STATE).exists()
+    for name, value in (("learner", {"num_steps": 3}), ("seconds", "few"), ("before", None)):
+        torch.save(state | {name: value}, config.drafter / HEAD_STATE)
+        with pytest.raises(ConfigError, match=rf"{HEAD_STATE} is damaged \(\w+\); delete it"):
+            train_head(config)
+    torch.save(state, config.drafter / HEAD_STATE)
     with stopped_after(5), pytest.raises(Stopped):
         train_head(config)
     assert torch.load(config.drafter / HEAD_STATE, weights_only=True)["seconds"] > state["seconds"]

@@ -52,9 +52,9 @@ def interrupt_at(monkeypatch, last):
     monkeypatch.setattr(training_run.TrainingRun, "next_step", interrupted)
 
 
-def interrupt_answers(monkeypatch):
+def interrupt_answers(monkeypatch, number):
     def interrupted(*args):
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr(data, "_write_answers", interrupted)
 
@@ -125,8 +125,10 @@ def test_a_signal_during_an_evaluation_ends_the_run(config, monkeypatch):
     assert saved_step(config.out / training_run.STATE) == 0
 
 
-def test_answers_that_are_broken_off(config, tmp_path, monkeypatch):
-    interrupt_answers(monkeypatch)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_answers_that_are_broken_off(config, tmp_path, monkeypatch, number):
+    """The system's own way to end at SIGTERM says nothing."""
+    interrupt_answers(monkeypatch, number)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n', encoding="utf-8")
     output = tmp_path / "answers"
@@ -135,9 +137,22 @@ def test_answers_that_are_broken_off(config, tmp_path, monkeypatch):
         ["train", *settings_of(config), f"answers.prompts={prompts}"],
     ):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exit_code == INTERRUPTED, result.output
+        assert result.exit_code == 128 + number, result.output
         assert "the same command goes on with the answers that are missing" in result.stderr
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert output.exists()
+
+
+def test_a_sigterm_while_a_run_is_loaded_says_how_it_goes_on(config, monkeypatch, capsys):
+    monkeypatch.setattr(
+        training_run, "load_target_model", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+    )
+    line = "interrupted before a state was saved; the same command trains from the beginning"
+    assert main(settings_of(config)) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.splitlines()[-1] == f"blockdraft: {line}"
+    result = CliRunner().invoke(app, ["train", *settings_of(config)])
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert result.stderr.splitlines()[-1] == f"blockdraft: {line}"
 
 
 def test_the_trainer_alone_plans_and_writes_the_untrained_drafter(config, capsys):

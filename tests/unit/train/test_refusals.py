@@ -208,8 +208,24 @@ def test_data_that_teaches_nothing(config, tmp_path, prompts, stage):
     assert "line 1: it is a prompt without an answer; let the target answer it" in said
     said = refused(config, "mask_token_id=77", *options)
     assert "mask_token_id 77 occurs" in said
+    said = refused(config, "mask_token_id=77", f"answers.prompts={prompts}", "data=[]", *options)
+    assert "mask_token_id 77 is '" in said
+    assert "which may occur in the answers that are yet to be written; leave it unset" in said
     said = refused(config, "mask_token_id=100000", *options)
     assert "mask_token_id 100000 is outside the vocabulary" in said
+
+
+def test_a_language_model_to_start_from_is_said_to_become_a_draft_model(config):
+    """Who gives the target, to begin from its layers, should know before it has run for hours."""
+    values = (config.to_dict() | {"num_layers": None, "num_features": None}).items()
+    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
+    start = f"init_from={config.target}"
+    result = CliRunner().invoke(app, ["train", *settings, start, "--plan"])
+    assert result.exit_code == 0, result.output
+    assert f"{config.target} is a language model, so it is trained as one" in result.stderr
+    assert "each drafted token runs all of its 4 layers" in result.stderr
+    asked = ["architecture=draft_model", start, "--plan"]
+    assert "trained as one" not in CliRunner().invoke(app, ["train", *settings, *asked]).stderr
 
 
 def test_a_drafter_whose_mask_token_is_a_word_is_warned_of(config, tmp_path):

@@ -212,6 +212,27 @@ def test_a_damaged_state_is_refused_with_its_remedy(config):
         train(config)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("config", None),
+        ("optimizer", {"step": 3}),
+        ("optimizer", [torch.zeros(2)]),
+        ("generator", torch.zeros(3)),
+        ("step", "three"),
+        ("evaluated", None),
+        ("seconds", {}),
+    ],
+)
+def test_a_state_with_other_contents_is_refused_with_its_remedy(config, name, value):
+    """Such as one of another version, or a file that somebody has written in its place."""
+    train(config)
+    state = config.out / "state.pt"
+    torch.save(torch.load(state, weights_only=True) | {name: value}, state)
+    with pytest.raises(ConfigError, match=r"state\.pt is damaged \(\w+\); delete it to begin anew"):
+        train(config)
+
+
 def test_a_disk_that_fills_up_leaves_the_state_before(config, monkeypatch):
     train(config)
     before = (config.out / "state.pt").read_bytes()

@@ -22,7 +22,7 @@ def words(x: float, y: float, text: str, *, anchor: str = "start", weight: str =
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A measured point of a line, and what it is called beside it."""
+    """A measured point of a line, and what it is called beside it where there is room."""
 
     x: float
     y: float
@@ -91,6 +91,7 @@ def line_plot(
         words(LEFT, top_edge - 12, y_title, anchor="start"),
     ]
     taken: list[tuple[float, float]] = []
+    labels: list[str] = []  # drawn last: no line lies over them
     for index, line in enumerate(lines.values()):
         points = " ".join(f"{x_of(dot.x)},{y_of(dot.y)}" for dot in line)
         parts.append(
@@ -100,11 +101,12 @@ def line_plot(
         for dot in line:
             x, y = x_of(dot.x), y_of(dot.y)
             parts.append(_marker(index, x, y))
-            if dot.label:
-                taken.append(_free_place(x, y, taken))
-                place = words(*taken[-1], dot.label)
-                parts.append(place.replace('class="words"', 'class="words small"'))
-    return frame(title, HEIGHT, parts)
+            # Where dots crowd, the numbers of their neighbors have to do.
+            if dot.label and (free := _free_place(x, y, taken)):
+                taken.append(free)
+                label = words(*free, dot.label)
+                labels.append(label.replace('class="words"', 'class="words small"'))
+    return frame(title, HEIGHT, [*parts, *labels])
 
 
 def bar_plot(title: str, baseline: str, bars: Sequence[Bar]) -> str:
@@ -181,13 +183,14 @@ def _cut(name: str, most: int) -> str:
     return f"{name[:head]}…{name[head + 1 - most :]}"
 
 
-def _free_place(x: float, y: float, taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Where the label of a dot begins: beside it, away from other labels if that can be."""
-    places = [(x + 7, y - 6), (x + 7, y + 14), (x - 20, y + 14), (x - 20, y - 6)]
-    for place in places:
+def _free_place(
+    x: float, y: float, taken: Sequence[tuple[float, float]]
+) -> tuple[float, float] | None:
+    """Where the label of a dot begins: beside it, away from other labels; None if nowhere."""
+    for place in ((x + 7, y - 6), (x + 7, y + 14), (x - 20, y + 14), (x - 20, y - 6)):
         if all(abs(place[0] - left) >= 18 or abs(place[1] - low) >= 11 for left, low in taken):
             return place
-    return places[0]
+    return None
 
 
 def _round_up(value: float) -> float:

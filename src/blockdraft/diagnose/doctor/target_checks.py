@@ -12,6 +12,7 @@ from blockdraft.engine.trained_thinking import MIXED, default_thinking
 from blockdraft.measure.identity import hash_text
 from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.models.fingerprint import weights_sha256
+from blockdraft.models.supported import quantized_by
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 
 _DIGITS: Mapping[str, int] = {
@@ -33,7 +34,7 @@ _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float6
 def weights_check(pair: Pair) -> Check:
     """Quantized, fine-tuned, merged: the features of such a target are not those learned."""
     name, trained = "target weights", pair.fact("target", "weights_sha256")
-    method = _quantization(pair)
+    method = quantized_by(pair.target.config)
     what = f"quantized ({method})" if method else f"{_type_of(pair)}, not quantized"
     if trained is None:
         return Check(
@@ -66,14 +67,6 @@ def weights_check(pair: Pair) -> Check:
 
 def _rounded(quantize: str | None) -> str:
     return "not rounded" if quantize is None else f"rounded to {quantize}"
-
-
-def _quantization(pair: Pair) -> str | None:
-    config = getattr(pair.target.config, "quantization_config", None)
-    if config is None:
-        return None
-    values = config if isinstance(config, Mapping) else config.to_dict()
-    return str(values.get("quant_method", "unknown method"))
 
 
 def _type_of(pair: Pair) -> str:

@@ -125,4 +125,4 @@ class HeadLearner:
         """Go on from a state of a head of the same shape."""
         self.head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self.num_steps, self.num_places = state["num_steps"], state["num_places"]
+        self.num_steps, self.num_places = int(state["num_steps"]), int(state["num_places"])

@@ -39,9 +39,9 @@ from blockdraft.train.hydra.start import (
     read_texts,
     some_of,
 )
-from blockdraft.train.hydra.state import HEAD_STATE, load_head_state
+from blockdraft.train.hydra.state import BEGIN_ANEW, HEAD_STATE, load_head_state
 from blockdraft.train.memory import full_memory_refused
-from blockdraft.train.run_state import Interval, RunClock, save_state
+from blockdraft.train.run_state import Interval, RunClock, damage_refused, save_state
 from blockdraft.train.stopping import Stopped, StopSignals
 from blockdraft.train.support import check_plain_head
 
@@ -149,8 +149,9 @@ class _HeadRun:
         if state is None:
             before, seconds = self._measure("before"), 0.0
         else:
-            before, seconds = state["before"], state["seconds"]
-            learner.load_state_dict(state["learner"])
+            with damage_refused(self.config.drafter / HEAD_STATE, BEGIN_ANEW):
+                before, seconds = list(map(float, state["before"])), float(state["seconds"])
+                learner.load_state_dict(state["learner"])
             logger.info("going on at step %d after %.1f min", learner.num_steps, seconds / 60)
         with self.stop:
             try:

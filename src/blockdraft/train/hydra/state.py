@@ -10,6 +10,9 @@ from blockdraft.train.run_state import read_state
 HEAD_STATE = "hydra_training.pt"
 """In the drafter's folder, until the head is finished."""
 
+BEGIN_ANEW = "delete it to begin anew"
+"""For a state that is of no use."""
+
 _STATE_KEYS = {"learner", "before", "seconds"}
 _WORDS = {
     "target": "another target",
@@ -30,10 +33,10 @@ def load_head_state(path: Path, trained: Mapping[str, Any]) -> dict[str, Any] | 
     Raises:
         ConfigError: it is damaged, or of another training.
     """
-    state = read_state(path, _STATE_KEYS | _WORDS.keys(), "delete it to begin anew")
+    state = read_state(path, _STATE_KEYS | _WORDS.keys(), BEGIN_ANEW)
     if state is None:
         return None
-    remedy = "give the same settings and answers, or delete it to begin anew"
+    remedy = f"give the same settings and answers, or {BEGIN_ANEW}"
     for name, what in _WORDS.items():
         if state[name] != trained[name]:
             said = what.format(now=trained[name], there=state[name])

@@ -6,6 +6,7 @@ ordinary folder of transformers, with the target's tokenizer.
 Shapes: b sequences of S tokens, g anchors of each, s slots; D hidden size.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.words import counted
 from blockdraft.data.dataset import Batch
 from blockdraft.data.store import Example
 from blockdraft.models.draft.checkpoint import write_provenance
@@ -36,6 +38,8 @@ from blockdraft.train.kinds.base import (
     refuse_settings,
 )
 from blockdraft.train.prepare import NUM_LAYERS
+
+logger = logging.getLogger(__name__)
 
 
 class SmallModel(TeacherForced):
@@ -163,6 +167,13 @@ def _shape(
     model = _without_weights(config, target)
     drafter = SmallModel(model, config.target, config.block_size)
     text = model.config.get_text_config()
+    if config.init_from is not None and config.architecture is None:
+        logger.info(
+            "init_from %s is a language model, so it is trained as one (architecture=draft_model): "
+            "each drafted token runs all of its %s; for another kind of drafter leave init_from "
+            "out",
+            *(config.init_from, counted(text.num_hidden_layers, "layer")),
+        )
     return DrafterShape(
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
