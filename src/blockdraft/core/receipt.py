@@ -148,8 +148,8 @@ def read_receipt(value: Mapping[str, Any], encoder: Encoder) -> Receipt:
     params = _params_of(_take(value, "params", dict, {}))
     if params.is_sampled and "seed" not in value:
         raise RequestError(
-            f"the receipt's temperature is {params.temperature:g}, and it has no seed; give that of "
-            "the request, beside params"
+            f"the receipt's temperature is {params.temperature:g}, and it has no seed; give that "
+            "of the request, beside params"
         )
     return Receipt(
         prompt_token_ids=_prompt(value, encoder),

@@ -330,6 +330,7 @@ def test_ids_that_are_none_are_refused_before_they_are_echoed(server, prompt):
 
 TOGETHER = [
     ("tool_choice", {"tools": [TOOL], "tool_choice": named("g")}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}),
     ("response_format", {"tools": [TOOL], "response_format": as_format({"type": "foo"})}),
     ("tools[0]", {"tools": [STRICT], "response_format": {"type": "json_object"}}),
