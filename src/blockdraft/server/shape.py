@@ -80,7 +80,8 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
     if not request.tools:
         if request.tool_choice not in (None, "none", "auto"):
             raise RequestError(
-                "tool_choice asks for a tool and no tools are given", param="tool_choice"
+                "tool_choice asks for a tool and no tools are given; give some, or leave it out",
+                param="tool_choice",
             )
         return None
     with blaming("tools"):

@@ -202,7 +202,7 @@ def _tools(request: ResponsesRequest) -> list[FunctionTool] | None:
     return tools or None
 
 
-def _tool_choice(choice: ChoiceOfTools | None) -> ChoiceOfTools | None:
+def _tool_choice(choice: ChoiceOfTools | None) -> Any:
     """In the form of chats, which refuse what is wrong with it."""
     if not isinstance(choice, dict):
         return choice
