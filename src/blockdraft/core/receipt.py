@@ -145,9 +145,15 @@ def read_receipt(value: Mapping[str, Any], encoder: Encoder) -> Receipt:
     finish_reason = _take(value, "finish_reason", str | None, None)
     if finish_reason not in (None, "stop", "length"):
         raise RequestError(f"finish_reason is {finish_reason!r}; give stop or length")
+    params = _params_of(_take(value, "params", dict, {}))
+    if params.is_sampled and "seed" not in value:
+        raise RequestError(
+            f"the receipt's temperature is {params.temperature:g}, and it has no seed; give that "
+            "of the request, beside params"
+        )
     return Receipt(
         prompt_token_ids=_prompt(value, encoder),
-        params=_params_of(_take(value, "params", dict, {})),
+        params=params,
         seed=_count(value, "seed", MAX_SEED),
         token_ids=_ids(value, "token_ids"),
         index=_count(value, "index", MAX_SAMPLES - 1),

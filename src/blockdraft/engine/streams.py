@@ -62,6 +62,11 @@ class Stream:
             self._num_open -= 1
         return item
 
+    @property
+    def has_begun(self) -> bool:
+        """False while all of its samples wait for a place."""
+        return any(ticket.key is not None for ticket in self.tickets)
+
     def close(self) -> None:
         """End the samples that are unfinished; the engine does so before its next step."""
         if not self._is_closed:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.request import SamplingParams
+from blockdraft.core.request import MAX_SEED, SamplingParams, check_count
 from blockdraft.core.settings import require
 
 
@@ -35,7 +35,9 @@ class ProofConfig:
     num_draws: int = 20_000
 
     def __post_init__(self) -> None:
-        SamplingParams(max_tokens=self.max_tokens, seed=self.seed)
+        SamplingParams(max_tokens=self.max_tokens)
+        # A seed that is drawn would be another one each time that a case is decoded.
+        check_count("seed", self.seed, 0, MAX_SEED)
         require(self, "one_of_a_kind", isinstance(self.one_of_a_kind, bool), "true or false")
         for name in (one.name for one in fields(self) if one.name.startswith("num_")):
             value, least = getattr(self, name), int(name in NEEDED)

@@ -247,10 +247,6 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
         is_ready = service.engine.death is None and not traffic.is_draining and not is_full
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
-    # Monitors and load balancers ask for the status alone.
-    for path, answer_get in (("/health", health), ("/ready", ready)):
-        app.add_api_route(path, answer_get, methods=["HEAD"], include_in_schema=False)
-
     @app.get("/version")
     async def show_version() -> Version:
         return Version(version=version("blockdraft"))

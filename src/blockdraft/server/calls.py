@@ -42,12 +42,12 @@ class CallFinder:
     """Parts content into text and calls while it streams. No part of a call is ever text.
 
     Args:
-        toolbox: the tools that may be called.
+        toolbox: the tools, and which of them may be called.
         eos_ids: tokens with which an answer ends by itself.
     """
 
     def __init__(self, toolbox: Toolbox, eos_ids: Set[int]) -> None:
-        self._parser = call_parser(toolbox.syntax, toolbox.tools)
+        self._parser = call_parser(toolbox.syntax, toolbox.callable_tools)
         # Where nothing but calls is allowed, text is what is left of one that was cut short.
         self._has_text = toolbox.choice.mode != "required"
         self._eos_ids = eos_ids

@@ -122,7 +122,8 @@ def as_api_error(error: BaseException, *, prompt_param: str | None = None) -> Ap
         headers = {"retry-after": str(error.retry_after)}
         return ApiError(429, message, kind="overloaded", code="queue_full", headers=headers)
     if isinstance(error, RequestTimeout):
-        # A client that tried again would only take the time once more.
+        # A client that tried again on its own, as OpenAI's does twice, would take the time once
+        # more, on a server that has too much to do: this is for its user to decide.
         headers = {"x-should-retry": "false"}
         return ApiError(408, message, kind="timeout", code="request_timeout", headers=headers)
     if isinstance(error, EngineDead):

@@ -112,12 +112,14 @@ class Guard:
         if self._traffic.is_draining and path not in _PATHS_WHILE_DRAINING:
             raise draining()
         client = _address(scope)
-        # A browser asks for leave without its keys.
-        if self._keys and path not in self._open_paths and scope["method"] != "OPTIONS":
+        if self._keys and path not in self._open_paths:
             client = f"key {self._check_key(scope)}"
         scope.setdefault("state", {})["client"] = client
         if scope["method"] in ("POST", "PUT", "PATCH"):
             receive = _replay(await self._read_body(scope, receive), receive)
+        if scope["method"] == "HEAD":
+            # Monitors ask for the status alone; uvicorn leaves out the body.
+            scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
 
     def _check_names(self, scope: Scope) -> None:

@@ -12,12 +12,12 @@ class HarmonyParser:
     """An AnswerParser.
 
     Args:
-        toolbox: the tools that may be called, if there are any.
+        toolbox: the tools, and which of them may be called, if there are any.
         eos_ids: tokens with which an answer ends by itself.
     """
 
     def __init__(self, toolbox: Toolbox | None, eos_ids: Set[int]) -> None:
-        tools = () if toolbox is None else toolbox.tools
+        tools = () if toolbox is None else toolbox.callable_tools
         self._splitter = HarmonySplitter([tool.name for tool in tools])
         self._numbers = CallNumbers()
         self._eos_ids = eos_ids

@@ -145,10 +145,16 @@ class Answer:
             async with asyncio.timeout_at(self.deadline):
                 return await anext(self.stream, None)
         except TimeoutError as error:
-            raise RequestTimeout(
-                f"the request took longer than {self.seconds:g} seconds, waiting included; ask for "
-                "fewer tokens, or start the server with a longer --request-timeout"
-            ) from error
+            raise self._late() from error
+
+    def _late(self) -> RequestTimeout:
+        seconds = f"{self.seconds:g} seconds"
+        what = f"took longer than {seconds}, waiting included; ask for fewer tokens"
+        if not self.stream.has_begun:
+            what = f"waited {seconds}, and no place became free; ask again when fewer wait"
+        return RequestTimeout(
+            f"the request {what}, or start the server with a longer --request-timeout"
+        )
 
     async def whole(self) -> list[Piece]:
         """All choices, in order."""

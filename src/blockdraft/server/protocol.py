@@ -251,6 +251,10 @@ class ChatMessage(Fields):
     audio: None = None
 
 
+ChoiceOfTools = Literal["none", "auto", "required"] | dict[str, Any]
+"""Among tools; text/tools.py says what is wrong with an object better than its fields could."""
+
+
 class FunctionTool(Fields):
     """A tool that the model may call."""
 
@@ -258,18 +262,11 @@ class FunctionTool(Fields):
     function: dict[str, Any]
 
 
-class NamedTool(Fields):
-    """The one tool that must be called."""
-
-    type: Literal["function"]
-    function: dict[str, Any]
-
-
 class ToolFields(RequestFields):
-    """The tools of a conversation."""
+    """The tools of a conversation, and which of them may or must be called."""
 
     tools: Annotated[Listed[FunctionTool] | None, FEW_TOOLS] = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ChoiceOfTools | None = None
     parallel_tool_calls: bool | None = None
 
 

@@ -306,8 +306,9 @@ class Service:
 
 
 def _num_prompts(prompt: str | list[str] | Ids | list[Ids]) -> int:
-    """One, if it is a text or a list of ids."""
-    return 1 if isinstance(prompt, str) else sum(not isinstance(one, int) for one in prompt) or 1
+    """One, if it is a text or a list of ids; all items of a list are of one kind."""
+    is_one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+    return 1 if is_one else len(prompt)
 
 
 def _jobs(

@@ -24,6 +24,7 @@ from blockdraft.text.tools import (
     Tool,
     ToolChoice,
     calls_grammar,
+    is_watched,
     parse_tool_choice,
     parse_tools,
 )
@@ -41,12 +42,17 @@ _MAKERS: dict[str, Callable[[Any], Grammar]] = {
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools that may be called in an answer, and how the model writes a call."""
+    """The tools that the model is told of, which it may call, and how it writes a call."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
     syntax: CallSyntax
     parallel: bool = True
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """See ToolChoice.among."""
+        return self.choice.among(self.tools)
 
     def grammar(self) -> Grammar | None:
         """See calls_grammar."""
@@ -74,20 +80,18 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
     if not request.tools:
         if request.tool_choice not in (None, "none", "auto"):
             raise RequestError(
-                "tool_choice asks for a tool and no tools are given", param="tool_choice"
+                "tool_choice asks for a tool and no tools are given; give some, or leave it out",
+                param="tool_choice",
             )
         return None
     with blaming("tools"):
         tools = parse_tools([tool.model_dump(exclude_unset=True) for tool in request.tools])
-    choice = request.tool_choice
     with blaming("tool_choice"):
-        wanted = parse_tool_choice(
-            choice if choice is None or isinstance(choice, str) else choice.model_dump(), tools
-        )
-    if wanted.mode == "none":
+        choice = parse_tool_choice(request.tool_choice, tools)
+    if choice.mode == "none":
         return None
     syntax = native_syntax(tokenizer) or TAGGED
-    return Toolbox(tools, wanted, syntax, parallel=request.parallel_tool_calls is not False)
+    return Toolbox(tools, choice, syntax, parallel=request.parallel_tool_calls is not False)
 
 
 def read_shape(
@@ -120,7 +124,8 @@ def read_shape(
 
 def _with_calls(shape: Shape | None, toolbox: Toolbox) -> Shape | None:
     if shape is not None and toolbox.choice.mode == "auto":
-        calls = _with_calls(None, replace(toolbox, choice=ToolChoice("required")))
+        required = replace(toolbox.choice, mode="required")
+        calls = _with_calls(None, replace(toolbox, choice=required))
         assert calls is not None, "what is required has a grammar"
         either = Grammar.lark("start: @calls | @shaped", calls=calls.grammar, shaped=shape.grammar)
         return Shape(either, shape.param, (calls, shape))
@@ -136,15 +141,12 @@ def _harmony_shape(shape: Shape | None, toolbox: Toolbox | None) -> Shape | None
             return None
         return replace(shape, grammar=harmony_grammar(shape.grammar, ()), parts=(shape,))
     if toolbox.choice.mode == "auto":
-        if shape is None and not any(tool.strict for tool in toolbox.tools):
+        if shape is None and not is_watched(toolbox.tools, toolbox.choice):
             return None
         final = FREE_TEXT if shape is None else shape.grammar
-        grammar = harmony_grammar(final, toolbox.tools)
+        grammar = harmony_grammar(final, toolbox.callable_tools)
         return Shape(grammar, "tools", () if shape is None else (shape,))
-    name = toolbox.choice.name
-    return Shape(
-        harmony_grammar(None, [t for t in toolbox.tools if name in (None, t.name)]), "tools"
-    )
+    return Shape(harmony_grammar(None, toolbox.callable_tools), "tools")
 
 
 def _wanted_shape(request: ShapeFields) -> Shape | None:

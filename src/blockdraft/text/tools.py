@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -32,10 +32,20 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """auto: text or calls, as the model likes. none: text. required: calls, of `name` if given."""
+    """auto: text or calls, as the model likes. none: text. required: calls.
+
+    `name` is the one function that must be called, once. `allowed` are those that may be called;
+    None allows all.
+    """
 
     mode: Mode
     name: str | None = None
+    allowed: frozenset[str] | None = None
+
+    def among(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+        """Those of the tools that may be called."""
+        names = self.allowed if self.name is None else {self.name}
+        return tuple(tool for tool in tools if names is None or tool.name in names)
 
 
 class CallSyntax(Protocol):
@@ -144,23 +154,47 @@ def _parse_tool(tool: object) -> Tool:
 
 
 def parse_tool_choice(choice: object, tools: Sequence[Tool]) -> ToolChoice:
-    """Check a request's tool choice: a mode, or a function by name; None is auto.
+    """Check a request's tool choice: a mode, a function by name, or allowed tools; None is auto.
 
     Raises:
-        RequestError: it is neither, or names a function that is not there.
+        RequestError: it is none of these, or names a function that is not there.
     """
     if choice is None:
         return ToolChoice("auto")
     if choice in get_args(Mode):
         return ToolChoice(choice)  # type: ignore[arg-type]
+    names = {tool.name for tool in tools}
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return ToolChoice("required", _chosen_name(choice, names))
+    given = choice.get("allowed_tools")
+    given = given if isinstance(given, Mapping) else {}
+    mode, chosen = given.get("mode"), given.get("tools")
+    if mode not in ("auto", "required") or not isinstance(chosen, list) or not chosen:
+        raise RequestError(
+            f"tool_choice is {choice!r:.80}; give allowed_tools the mode auto or required, and at "
+            "least one of the tools"
+        )
+    return ToolChoice(mode, allowed=frozenset(_chosen_name(one, names) for one in chosen))
+
+
+def _chosen_name(choice: object, names: Set[str]) -> str:
+    """The name of a function that is chosen, which must be one of `names`."""
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(choice, Mapping) or choice.get("type") != "function" or name is None:
+    if (
+        not isinstance(choice, Mapping)
+        or choice.get("type") != "function"
+        or not isinstance(name, str)
+    ):
         modes = ", ".join(get_args(Mode))
-        raise RequestError(f"tool_choice is {choice!r:.60}; give one of {modes}, or a function")
-    if name not in [tool.name for tool in tools]:
-        raise RequestError(f"tool_choice names {name!r:.60}, which is not among the tools")
-    return ToolChoice("required", name)
+        raise RequestError(
+            f"tool_choice is {choice!r:.60}; give {modes}, a function by its name, or allowed_tools"
+        )
+    if name not in names:
+        raise RequestError(
+            f"tool_choice names {name!r:.60}, which is not among the tools; name one that is"
+        )
+    return name
 
 
 def calls_grammar(
@@ -170,28 +204,34 @@ def calls_grammar(
 
     A named function is called once; otherwise there may be several calls if `parallel` and the
     syntax allow it. Without an obligation the answer is free, and what it holds is looked at
-    afterwards (None), unless a function is `strict` or `parallel` is off: then the grammar takes
-    over where a call begins.
+    afterwards (None), unless a function is `strict` or not allowed, or `parallel` is off: then the
+    grammar takes over where a call begins.
 
     Raises:
         RequestError: a call that has no begin cannot be watched for.
     """
     several = parallel and choice.name is None and bool(syntax.end)
+    callable_tools = choice.among(tools)
     if choice.mode == "required":
-        named = [tool for tool in tools if choice.name in (None, tool.name)]
         start = 'call ("\\n" call)*' if several else "call"
-        return _lark([f"start: {start}", *_call_rules(named, syntax)])
-    if choice.mode == "none" or (parallel and not any(tool.strict for tool in tools)):
+        return _lark([f"start: {start}", *_call_rules(callable_tools, syntax)])
+    if choice.mode == "none" or (parallel and not is_watched(tools, choice)):
         return None
     if not syntax.mark:
         raise RequestError(
-            "this model's calls have no mark at their begin: with tool_choice 'auto' leave out "
-            "strict and parallel_tool_calls, or give tool_choice 'required'"
+            "this model's calls have no mark at their begin: where it need not call a tool, leave "
+            "out strict, parallel_tool_calls and allowed_tools, or require a call"
         )
     start = "watched* TEXT" if several else "watched | TEXT"
     watched = [f"begin[lazy]: TEXT {quoted(syntax.mark)}", r"TEXT: /(.|\n)*/"]
     rules = [f"watched: begin function {quoted(syntax.end)}", *watched]
-    return _lark([f"start: {start}", *rules, *_function_rules(tools, syntax)])
+    return _lark([f"start: {start}", *rules, *_function_rules(callable_tools, syntax)])
+
+
+def is_watched(tools: Sequence[Tool], choice: ToolChoice) -> bool:
+    """True if a grammar must take over where the model begins a call that it need not make."""
+    allowed = choice.among(tools)
+    return len(allowed) < len(tools) or any(tool.strict for tool in allowed)
 
 
 def _lark(rules: Sequence[str]) -> Grammar:

@@ -243,6 +243,10 @@ def test_a_receipt_survives_json_and_reads_prompts_as_text(llm):
     assert of_chat.prompt_token_ids == tuple(llm.tokenizer.encode_chat(messages))
     short = {"prompt_token_ids": ids, "token_ids": list(receipt.token_ids)}
     assert read_receipt(short, llm.tokenizer).seed == 0
+    # Another seed would call a genuine answer altered.
+    for options in ({"temperature": 0.5}, {"temperature": 0.5, "seed": 3}):
+        with pytest.raises(RequestError, match=r"temperature is 0\.5, and it has no seed"):
+            read_receipt(short | {"params": options}, llm.tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +260,7 @@ def test_a_receipt_survives_json_and_reads_prompts_as_text(llm):
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**64}, "seed is 18446744073709551616; give a number up to"),
         ({"seed": 1.5}, "seed is 1.5"),
+        ({"seed": None}, "seed is None"),
         ({"prompt": "a"}, "prompt_token_ids and prompt; give one"),
         ({"prompt_token_ids": []}, "the prompt is empty"),
         ({"prompt_token_ids": [272]}, "token id 272 is outside the vocabulary"),

@@ -166,7 +166,10 @@ def test_gpt_oss_keeps_to_the_shape_of_its_answer(oss):
 
 def test_gpt_oss_makes_the_calls_that_must_be_made(oss):
     tools = [{"type": "function", "function": {"name": "look", "parameters": KIND}}]
-    for choice in ("required", {"type": "function", "function": {"name": "look"}}):
-        _, text, calls, end = chat(oss, **toward(oss, "c"), tools=tools, tool_choice=choice)
+    named = {"type": "function", "function": {"name": "look"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for choice in ("required", named, allowed):
+        more = [{"type": "function", "function": {"name": "wait"}}] * (choice is allowed)
+        _, text, calls, end = chat(oss, **toward(oss, "c"), tools=tools + more, tool_choice=choice)
         assert (text, end) == ("", "tool_calls")
         assert [(name, json.loads(text)) for name, text in calls] == [("look", {"kind": "red"})]

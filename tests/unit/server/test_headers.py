@@ -53,6 +53,24 @@ def test_every_response_has_the_id_that_the_client_gave(
     wait_until(lambda: f"job-7/a:b_c=@.+ {method} {path} {status} " in caplog.text)
 
 
+GETS = ["/", "/page/page.js", "/version", "/v1/models", "/metrics", "/openapi.json", "/ready"]
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_head_is_answered_as_get_without_the_body(server, path):
+    head, get = sent(server, "HEAD", path), sent(server, "GET", path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+def test_head_needs_what_get_needs(server):
+    wrong = {"authorization": "Bearer wrong"}
+    assert sent(server, "HEAD", "/v1/models", headers=wrong).status_code == 401
+    assert sent(server, "HEAD", "/", headers=wrong).status_code == 200
+    assert sent(server, "HEAD", CHAT).status_code == 405
+    assert sent(server, "HEAD", "/nothing").status_code == 404
+
+
 BAD_IDS = ["", "a b", "a\tb", "x" * 129, "caf\u00e9", "a;b", '"', "\x7f"]
 
 
@@ -84,6 +102,21 @@ def test_clients_in_pages_of_other_origins_are_let_in_and_told(folders):
         exposed = answer.headers["access-control-expose-headers"].lower()
         told = {"x-request-id", "warning", "retry-after", "x-should-retry"}
         assert told <= set(exposed.split(", "))
+
+
+def test_a_browser_asks_for_leave_without_a_key_and_learns_nothing_else(folders):
+    origins = {"cors_origins": ("http://page.example",), "api_keys": ("key",)}
+    with running_server(load_llm(folders), **origins) as server:
+        asked = {"origin": "http://page.example", "access-control-request-method": "POST"}
+        for path in (CHAT, "/nothing"):
+            leave = sent(server, "OPTIONS", path, headers=asked)
+            assert (leave.status_code, leave.text) == (200, "OK")
+        foreign = {**asked, "origin": "http://other.example"}
+        assert sent(server, "OPTIONS", CHAT, headers=foreign).status_code == 400
+        # What follows needs the key, and so does a question that no browser asks.
+        page = {"origin": asked["origin"]}
+        for method in ("POST", "OPTIONS"):
+            assert sent(server, method, CHAT, headers=page).status_code == 401
 
 
 def test_prompts_in_the_log_have_the_id(folders, caplog):

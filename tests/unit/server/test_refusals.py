@@ -10,7 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from blockdraft.server.errors import shown
-from blockdraft.server.json_route import MAX_MEMBERS, MAX_OBJECTS
+from blockdraft.server.json_route import (
+    MAX_MEMBERS,
+    MAX_OBJECTS,
+    MAX_VALUES,
+    _without_texts,
+)
 from blockdraft.server.messages_api.schema import MessagesRequest
 from blockdraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from blockdraft.server.responses_api.schema import ResponsesRequest
@@ -330,6 +335,7 @@ def test_ids_that_are_none_are_refused_before_they_are_echoed(server, prompt):
 
 TOGETHER = [
     ("tool_choice", {"tools": [TOOL], "tool_choice": named("g")}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}),
     ("response_format", {"tools": [TOOL], "response_format": as_format({"type": "foo"})}),
     ("tools[0]", {"tools": [STRICT], "response_format": {"type": "json_object"}}),
@@ -422,7 +428,7 @@ def test_a_body_of_many_small_parts_is_refused_before_it_is_checked(server):
     parts.append(parts[0])
     error = error_of(server.client.post(CHAT, json=sent), 413)
     assert error["code"] == "body_too_large"
-    assert "more than 32768 JSON objects and lists, or" in error["message"]
+    assert "32769 JSON objects and lists, and at most 32768 are taken" in error["message"]
     lists = {**message(), "metadata": [[]] * MAX_OBJECTS}
     error_of(server.client.post(CHAT, json=lists), 413)
     # Braces of a text are no objects, also behind quotes in it.
@@ -437,10 +443,32 @@ def test_a_body_of_many_members_is_refused_before_it_is_checked(server):
     members |= {f"m{i}": 1 for i in range(8)}
     sent = {**chat_body(max_tokens=1), "metadata": members}
     error = error_of(server.client.post(CHAT, json=sent), 413)
-    assert "more than 131072 members of objects; send fewer turns" in error["message"]
+    assert "members of objects, and at most 131072 are taken; send fewer turns" in error["message"]
     # Colons of a text are no members.
     text = {"messages": [{"role": "user", "content": "a: " * (MAX_MEMBERS + 1)}]}
     assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
+
+
+def test_a_body_of_many_values_is_refused_before_it_is_read(server, monkeypatch):
+    sent = {**chat_body(max_tokens=1), "metadata": [5] * (MAX_VALUES - 5)}
+    assert server.client.post(CHAT, json=sent).status_code == 200
+    sent["metadata"].append(5)
+    with monkeypatch.context() as patch:
+        patch.setattr("starlette.requests.Request.json", None)  # would fail
+        error = error_of(server.client.post(CHAT, json=sent), 413)
+    assert "524289 values, and at most 524288 are taken; send fewer turns" in error["message"]
+    # Commas of a text are no values.
+    text = {"messages": [{"role": "user", "content": "a, " * (MAX_VALUES + 1)}]}
+    assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", '"', '\\"', "\\", '\\\\",', '"\\"', "\\\\\\", "a\n", "\u00e9,", '","']
+)
+def test_texts_are_told_from_the_json_around_them(text):
+    body = json.dumps([{text: [text, 5, text + text]}, text]).encode()
+    assert _without_texts(body).replace(b'"', b"") == b"[{: [, 5, ]}, ]"
+    assert _without_texts(body[: body.rindex(b'"')]).count(b",") == 3
 
 
 def test_the_beginning_of_a_value_is_written_and_not_all_of_it():

@@ -207,8 +207,11 @@ def test_calls_and_their_results_go_back_to_the_model(server, client):
 
 def test_calls_that_are_required_are_made(client):
     settings = {"tools": [TOOL], "max_output_tokens": 200, "extra_body": {}}
-    for choice in ("required", {"type": "function", "name": "look"}):
+    named = {"type": "function", "name": "look"}
+    settings["tools"].append({**TOOL, "name": "wait"})
+    for choice in (named, {"type": "allowed_tools", "mode": "required", "tools": [named]}):
         whole = ask(client, tool_choice=choice, parallel_tool_calls=False, **settings)
+        assert whole.tool_choice.to_dict() == choice
         last = streamed(client, tool_choice=choice, parallel_tool_calls=False, **settings)[1]
         assert shown(last) == shown(whole)
         (call,) = whole.output
@@ -306,6 +309,10 @@ def test_shapes_in_the_words_of_other_engines_are_kept(client):
     assert ask(client, extra_body=extra).output_text in ("red", "blue")
 
 
+def allowed(*tools):
+    return {"type": "allowed_tools", "mode": "auto", "tools": list(tools)}
+
+
 REFUSED = [
     ({"max_tokens": 3}, "max_tokens", "called max_output_tokens"),
     ({"n": 2}, "n", "one answer"),
@@ -315,6 +322,18 @@ REFUSED = [
     ({"background": True}, "background", "stores no responses"),
     ({"tools": [{"type": "web_search"}]}, "tools[0]", "takes functions only"),
     ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", "by its name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "the mode auto"),
+    (
+        {"tools": [TOOL], "tool_choice": allowed({"type": "function", "name": "sing"})},
+        "tool_choice",
+        "names 'sing', which is not among the tools",
+    ),
+    (
+        {"tools": [TOOL], "tool_choice": allowed({"type": "mcp", "server_label": "x"})},
+        "tool_choice",
+        "'mcp', 'server_label': 'x'}; give auto, none, required, a function by its name, or",
+    ),
+    ({"tools": [TOOL], "tool_choice": allowed()}, "tool_choice", "at least one of the tools"),
     ({"tool_choice": "required"}, "tool_choice", "no tools are given"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "stores nothing"),
     ({"input": [{"type": "computer_call"}]}, "input[0]", "computer_call"),

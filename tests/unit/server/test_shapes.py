@@ -132,10 +132,16 @@ def test_any_object_will_do(server):
     assert isinstance(json.loads(text), dict)
 
 
+def allowed(mode, *names):
+    tools = [named(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 CHOICES = [
     {"tool_choice": "required"},
     {"tool_choice": "required", "parallel_tool_calls": False},
     {"tool_choice": named("find")},
+    {"tool_choice": allowed("required", "find", "wait"), "parallel_tool_calls": False},
 ]
 
 
@@ -154,6 +160,7 @@ def test_calls_that_are_required_are_made(server, choice, fields):
         for call in calls:
             jsonschema.validate(json.loads(call["arguments"]), PARAMETERS[call["name"]])
             assert choice != CHOICES[2] or call["name"] == "find"
+            assert choice != CHOICES[3] or call["name"] != "look"
 
 
 def test_a_call_that_is_cut_has_the_arguments_so_far(server):
@@ -182,7 +189,8 @@ def test_arguments_are_streamed_while_they_are_written(server):
 
 def test_the_model_is_told_of_tools_unless_it_may_call_none(server):
     def num_prompt(**fields):
-        return server.chat(**fields, max_tokens=1).json()["usage"]["prompt_tokens"]
+        answer = server.chat(**fields, max_tokens=1, ignore_eos=False)
+        return answer.json()["usage"]["prompt_tokens"]
 
     plain = num_prompt()
     assert num_prompt(tools=TOOLS, tool_choice="none") == plain
@@ -190,6 +198,18 @@ def test_the_model_is_told_of_tools_unless_it_may_call_none(server):
     assert told > plain + 100
     messages = chat_body()["messages"]
     assert server.post("/tokenize", messages=messages, tools=TOOLS).json()["count"] == told
+    # A prefix with all tools stays in the cache, whichever of them are allowed.
+    assert num_prompt(tools=TOOLS, tool_choice=allowed("auto", "wait")) == told
+
+
+def test_a_model_that_begins_a_call_makes_an_allowed_one(server):
+    """A bias leads it to begin one, instead of an object in the format."""
+    begin = server.service.tokenizer.encode("<")[0]
+    fields = {"tools": TOOLS, "response_format": as_format("object"), "parallel_tool_calls": False}
+    wanted = {**fields, **LONG, "logit_bias": {str(begin): 50.0}}
+    for name in ("wait", "find"):
+        ((text, _, (call,), _),) = everyway(server, **wanted, tool_choice=allowed("auto", name))
+        assert (text, call["name"]) == ("", name)
 
 
 def test_an_answer_of_auto_may_be_free_text(server):
@@ -262,6 +282,8 @@ def test_results_go_back_to_the_model(server):
 TOOLBOXES = [
     ({"tool_choice": "required"}, written("wait", "{}"), "Hello"),
     ({"tool_choice": named("wait")}, written("wait", "{}"), TWO),
+    ({"tool_choice": allowed("required", "wait")}, written("wait", "{}"), TWO),
+    ({"tool_choice": allowed("auto", "wait")}, f"So: {written('wait', '{}')}", TWO),
     ({"parallel_tool_calls": False}, "Hello", f"{written('wait', '{}')}{written('wait', '{}')}"),
     ({}, None, None),
 ]
@@ -297,6 +319,8 @@ EITHER = [
     ({}, [written("wait", "{}"), f"{written('wait', '{}')}\n{written('wait', '{}')}", LOOK]),
     ({"parallel_tool_calls": False}, [written("wait", "{}"), LOOK]),
     ({"tool_choice": "required"}, [written("wait", "{}")]),
+    ({"tool_choice": allowed("auto", "wait")}, [written("wait", "{}"), LOOK]),
+    ({"tool_choice": allowed("auto", "find")}, [LOOK]),
     ({"tool_choice": "none"}, [LOOK]),
 ]
 

@@ -127,6 +127,18 @@ def test_a_request_may_take_only_so_long(llm, gate):
         wait_until(lambda: not server.service.engine.load().num_running)
 
 
+def test_a_request_that_only_waited_is_told_so(llm, gate):
+    with running_server(llm, request_seconds=0.3) as server:
+        running = in_background(server, n=4)
+        wait_until(lambda: len(server.service.engine._running) == 4)
+        response = server.chat()
+        message = error_of(response, 408)["message"]
+        assert "waited 0.3 seconds, and no place became free; ask again when" in message
+        assert response.headers["x-should-retry"] == "false"
+        assert "ask for fewer tokens" in error_of(running.result(), 408)["message"]
+        gate.let()
+
+
 def test_a_large_body_is_refused(llm):
     with running_server(llm, max_body=1000) as server:
         for size in (2000, 10 * 2**20):

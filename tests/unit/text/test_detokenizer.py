@@ -55,6 +55,8 @@ def test_an_unfinished_character_shows_at_the_end_only(tokenizer):
     assert not any(pieces[1:-1])
     assert detokenizer.text == tokenizer.decode(token_ids)
     assert detokenizer.text.startswith("x\N{REPLACEMENT CHARACTER}")
+    stopped = Detokenizer(tokenizer, stop=("\N{REPLACEMENT CHARACTER}",))
+    assert run(stopped, token_ids) == (pieces, None)
 
 
 def test_special_tokens_have_no_text(tokenizer):
@@ -84,6 +86,7 @@ def test_a_stop_token_has_no_text(tokenizer):
         ("no such", ("zzz",), "no such"),
         ("ends on a pre", ("prefix",), "ends on a pre"),
         ("ananas", ("nas",), "ana"),
+        ("日本 \ufffd 😀", ("\ufffd",), "日本 "),  # halves of characters are none
     ],
 )
 def test_text_is_cut_before_a_stop_string(tokenizer, text, stop, kept):

@@ -28,6 +28,7 @@ from tests.tiny import tiny_tokenizer
 from tests.tools import (
     LOOK,
     LOOK_CALL,
+    NAMES,
     TOOLS,
     TWO_CALLS,
     WAIT,
@@ -73,9 +74,25 @@ def test_a_choice_is_a_mode_or_a_function():
     for choice in ("any", 3, {}, ["auto"], {"type": "function"}, {"function": {"name": "look"}}):
         with pytest.raises(RequestError, match="tool_choice is"):
             parse_tool_choice(choice, TOOLS)
-    named["function"]["name"] = "sing"
-    with pytest.raises(RequestError, match="'sing', which is not among"):
-        parse_tool_choice(named, TOOLS)
+    sung = {"type": "function", "function": {"name": "sing"}}
+    with pytest.raises(RequestError, match="'sing', which is not among the tools; name one"):
+        parse_tool_choice(sung, TOOLS)
+    for mode in ("auto", "required"):
+        choice = parse_tool_choice(allowed(mode, named), TOOLS)
+        assert choice == ToolChoice(mode, allowed=frozenset({"look"}))
+        assert [tool.name for tool in choice.among(TOOLS)] == ["look"]
+        with pytest.raises(RequestError, match="'sing', which is not among"):
+            parse_tool_choice(allowed(mode, named, sung), TOOLS)
+    odd = (allowed("none", named), allowed("auto"), {"type": "allowed_tools"})
+    for choice in (*odd, {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}):
+        with pytest.raises(RequestError, match="mode auto or required, and at least one"):
+            parse_tool_choice(choice, TOOLS)
+    with pytest.raises(RequestError, match=r"'web_search'.*give auto, none"):
+        parse_tool_choice(allowed("auto", {"type": "web_search"}), TOOLS)
+
+
+def allowed(mode, *tools):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
 def test_only_an_obligation_strictness_or_a_single_call_needs_a_grammar():
@@ -91,6 +108,10 @@ def test_only_an_obligation_strictness_or_a_single_call_needs_a_grammar():
         assert (grammar is not None) is needed
     with pytest.raises(RequestError, match="no mark"):
         calls_grammar(strict, ToolChoice("auto"), BARE)
+    names = frozenset(NAMES)
+    assert calls_grammar(TOOLS, ToolChoice("auto", allowed=names), TAGGED) is None
+    with pytest.raises(RequestError, match=r"no mark.* allowed_tools, or require a call"):
+        calls_grammar(TOOLS, ToolChoice("auto", allowed=names - {"look"}), BARE)
 
 
 WRONG_ARGUMENTS = written(ToolCall("look", '{"name": 3}'))
@@ -128,6 +149,16 @@ WRONG_ARGUMENTS = written(ToolCall("look", '{"name": 3}'))
             {"choice": ToolChoice("auto"), "parallel": False},
             ["Hello", f"Well: {written(LOOK_CALL)}"],
             [TWO_CALLS, WRONG_ARGUMENTS],
+        ),
+        (
+            {"choice": ToolChoice("auto", allowed=frozenset({"look"}))},
+            ["Hello", f"Well: {written(LOOK_CALL)}", f"{written(LOOK_CALL)}\n" * 2],
+            [TWO_CALLS, f"Well: {written(WAIT_CALL)}", WRONG_ARGUMENTS],
+        ),
+        (
+            {"choice": ToolChoice("required", allowed=frozenset({"look"}))},
+            [written(LOOK_CALL), f"{written(LOOK_CALL)}\n{written(LOOK_CALL)}"],
+            ["Hello", TWO_CALLS, written(WAIT_CALL)],
         ),
     ],
 )

@@ -21,7 +21,6 @@ from blockdraft.server.protocol import (
     FunctionTool,
     JsonSchemaFormat,
     MadeCall,
-    NamedTool,
     ResponseFormat,
 )
 from blockdraft.text.tokenizer import THINKING_SWITCH
@@ -221,4 +220,4 @@ def _tool_choice(choice: Choice | None) -> Any:
         raise RequestError(
             "tool_choice is of the type tool and lacks the tool's name", param="tool_choice"
         )
-    return NamedTool(type="function", function={"name": choice.name})
+    return {"type": "function", "function": {"name": choice.name}}

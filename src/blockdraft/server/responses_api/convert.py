@@ -10,17 +10,16 @@ from blockdraft.server.protocol import (
     CalledFunction,
     ChatMessage,
     ChatRequest,
+    ChoiceOfTools,
     ContentPart,
     FunctionTool,
     MadeCall,
-    NamedTool,
     ResponseFormat,
 )
 from blockdraft.server.responses_api.schema import (
     CallItem,
     InputItem,
     MessageItem,
-    NamedChoice,
     OtherItem,
     ReasoningItem,
     ResponsesRequest,
@@ -203,13 +202,18 @@ def _tools(request: ResponsesRequest) -> list[FunctionTool] | None:
     return tools or None
 
 
-def _tool_choice(choice: str | NamedChoice | None) -> Any:
-    if not isinstance(choice, NamedChoice):
+def _tool_choice(choice: ChoiceOfTools | None) -> Any:
+    """In the form of chats, which refuse what is wrong with it."""
+    if not isinstance(choice, dict):
         return choice
-    if choice.type != "function" or choice.name is None:
-        raise RequestError(
-            f"tool_choice has the type {choice.type!r:.60}; give none, auto, required, or a "
-            "function by its name",
-            param="tool_choice",
-        )
-    return NamedTool(type="function", function={"name": choice.name})
+    tools = choice.get("tools")
+    if choice.get("type") != "allowed_tools" or not isinstance(tools, list):
+        return _named_tool(choice)
+    allowed = {"mode": choice.get("mode"), "tools": [_named_tool(tool) for tool in tools]}
+    return {"type": "allowed_tools", "allowed_tools": allowed}
+
+
+def _named_tool(choice: Any) -> Any:
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        return choice
+    return {"type": "function", "function": {"name": choice.get("name")}}

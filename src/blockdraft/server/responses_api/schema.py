@@ -10,6 +10,7 @@ from blockdraft.server.protocol import (
     FEW_TOOLS,
     FEW_TURNS,
     MAX_STOP_STRINGS,
+    ChoiceOfTools,
     ContentPart,
     Fields,
     Listed,
@@ -104,13 +105,6 @@ class FunctionTool(Fields):
     strict: bool | None = None
 
 
-class NamedChoice(Fields):
-    """The one tool that must be called; `type` is `function`, others are refused."""
-
-    type: str
-    name: str | None = None
-
-
 CHAT_NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -134,7 +128,7 @@ class ResponsesRequest(ChatFields):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     tools: Annotated[Listed[FunctionTool] | None, FEW_TOOLS] = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: ChoiceOfTools | None = None
     parallel_tool_calls: bool | None = None
 
     # Nothing is stored, so these are refused if they ask for it.

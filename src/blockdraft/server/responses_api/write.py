@@ -11,7 +11,7 @@ from blockdraft.server.errors import ApiError
 from blockdraft.server.parts import AnswerPart
 from blockdraft.server.pieces import Piece
 from blockdraft.server.render import Json
-from blockdraft.server.responses_api.schema import NamedChoice, ResponsesRequest
+from blockdraft.server.responses_api.schema import ResponsesRequest
 
 _ROOM = 100
 """Levels of nesting that are left to the response around a value, and to who writes it."""
@@ -241,7 +241,7 @@ def _told_of(asked: ResponsesRequest) -> Json:
         "reasoning": {"effort": _told_again(effort, None)},
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "text": {"format": _told_again(_format(asked), {"type": "text"})},
-        "tool_choice": _tool_choice(asked),
+        "tool_choice": _told_again(asked.tool_choice or "auto", "auto"),
         "tools": _told_again([t.model_dump(exclude_none=True) for t in asked.tools or ()], []),
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "truncation": _told_again(asked.truncation or "disabled", "disabled"),
@@ -264,8 +264,3 @@ def _format(asked: ResponsesRequest) -> Json:
     if asked.text is None or asked.text.format is None:
         return {"type": "text"}
     return asked.text.format.model_dump(by_alias=True, exclude_none=True)
-
-
-def _tool_choice(asked: ResponsesRequest) -> object:
-    choice = asked.tool_choice
-    return choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto"
