@@ -275,10 +275,22 @@ OPENAI = [
     Sent(
         "openai: allowed tools",
         {
-            "tools": [WEATHER],
-            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}},
+            "tools": [WEATHER, {"type": "function", "function": {"name": "wait"}}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [FORCED]},
+            },
+            "parallel_tool_calls": False,
         },
-        Refused("tool_choice", "none"),
+        CALL,
+    ),
+    Sent(
+        "openai: allowed tools of the other API",
+        {
+            "tools": [WEATHER],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [FORCED]},
+        },
+        Refused("tool_choice", "give allowed_tools the mode auto or required"),
     ),
     Sent(
         "openai: functions, as of 2023",
