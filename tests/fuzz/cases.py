@@ -21,6 +21,8 @@ MAX_DRAFT_TOKENS = 63
 """One row of a verify is the anchor's, so this makes 64 of them."""
 LARGE_TREE = 130
 """Candidates that need pages of their own, which others may need for tokens later."""
+SMALL_TREE = 7
+"""For long outputs where each path of a tree is a pass of its own: larger ones take minutes."""
 LONG_OUTPUT = 1000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -159,7 +161,7 @@ def draw_shape_case(seed: int) -> Case:
         fuzz="shapes",
         seed=seed,
         model=model,
-        engine=_draw_engine(draw, requests, chance_of_few_pages=0.2),
+        engine=_draw_engine(draw, model, requests, chance_of_few_pages=0.2),
         requests=tuple(requests),
     )
 
@@ -186,7 +188,7 @@ def draw_request_case(seed: int) -> Case:
         fuzz="requests",
         seed=seed,
         model=model,
-        engine=_draw_engine(draw, requests, chance_of_few_pages=0.6),
+        engine=_draw_engine(draw, model, requests, chance_of_few_pages=0.6),
         requests=tuple(requests),
     )
 
@@ -228,7 +230,7 @@ def _draw_model(draw: random.Random, vocab_size: int) -> ModelShape:
 
 
 def _draw_engine(
-    draw: random.Random, requests: list[Asked], *, chance_of_few_pages: float
+    draw: random.Random, model: ModelShape, requests: list[Asked], *, chance_of_few_pages: float
 ) -> EngineShape:
     needed = [_num_pages(len(one.prompt) + one.params.max_tokens) for one in requests]
     few = max(needed) + 1 + draw.choice((0, 1, 3))
@@ -236,15 +238,19 @@ def _draw_engine(
     drafter = draw.choice(_BLOCKS)
     if drafter == "dflash":
         drafter = draw.choice(("dflash", "dflash2"))
+    accuracies = draw.choice(((1.0,), (0.0,), (0.5, 0.9, 0.98), (0.95, 1.0), (0.9,)))
+    depths = draw.choice(
+        (
+            *((MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS, 0, 5)),
+            *((1, 15, 30, 7), (LARGE_TREE, 15)),
+        )
+    )
+    is_long = any(one.params.max_tokens == LONG_OUTPUT for one in requests)
+    most = SMALL_TREE if is_long and model.way == "sequential" else LARGE_TREE
     return EngineShape(
         drafter=drafter,
-        accuracies=draw.choice(((1.0,), (0.0,), (0.5, 0.9, 0.98), (0.95, 1.0), (0.9,))),
-        depths=draw.choice(
-            (
-                *((MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS, 0, 5)),
-                *((1, 15, 30, 7), (LARGE_TREE, 15)),
-            )
-        ),
+        accuracies=accuracies,
+        depths=tuple(min(depth, most) for depth in depths),
         # The self-test at load needs a few.
         num_pages=max(9, few if draw.random() < chance_of_few_pages else ample),
         max_running=draw.choice((1, 2, 5, 16, 16)),
