@@ -171,7 +171,10 @@ class Samples:
 
     def _fail(self, key: int, text: SampleText, error: BaseException) -> None:
         """End a sample whose text could not be written."""
-        logger.error("a text could not be written; its request ends with an error", exc_info=error)
+        if isinstance(error, Exception):  # an interrupt is raised again, and no fault
+            logger.error(
+                "a text could not be written; its request ends with an error", exc_info=error
+            )
         self.engine.fail(key, f"its text could not be written: {error!r}")
         text.is_finished = True
 

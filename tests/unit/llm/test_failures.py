@@ -147,7 +147,7 @@ def interrupted(function, after):
     ],
 )
 def test_an_interrupt_behind_the_commit_costs_other_streams_no_token(
-    llm, owner, name, after, monkeypatch
+    llm, owner, name, after, monkeypatch, caplog
 ):
     """Of three streams, 24 tokens each; a step is observed twice, the second time in its report."""
     prompts, plain = ["abc", "the fox", "!!"], params(num_draft_tokens=0)
@@ -161,6 +161,7 @@ def test_an_interrupt_behind_the_commit_costs_other_streams_no_token(
         if failures[index] is None and last[index] not in errors:
             assert tokens == last[index].completion.token_ids == expected[index]
     assert_nothing_left(llm)
+    assert not [record for record in caplog.records if record.exc_info], "an interrupt is no fault"
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
