@@ -13,7 +13,7 @@ import torch
 from blockdraft.core.errors import ConfigError, DiskError
 from blockdraft.core.files import replace_file
 from blockdraft.core.settings import plain
-from blockdraft.engine.failures import is_out_of_memory
+from blockdraft.engine.out_of_memory import is_out_of_memory
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
 
