@@ -16,6 +16,7 @@ from blockdraft.bench.config import REQUESTS_IN_TURN, warm_up_of
 from blockdraft.bench.ledger.accounts import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
+from blockdraft.core.conversations import opening
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
@@ -242,8 +243,7 @@ def _encode(tokenizer: Tokenizer, prompt: BenchPrompt, answers: Sequence[str]) -
     if not tokenizer.has_chat_template and not prompt.tools:
         both = chain.from_iterable(zip(answers, asked[1:], strict=False))
         return tokenizer.encode("\n\n".join(filter(None, [prompt.system, asked[0], *both])))
-    conversation = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
-    conversation.append({"role": "user", "content": asked[0]})
+    conversation = opening(prompt.text, prompt.system)
     for answer, text in zip(answers, asked[1:], strict=False):
         conversation.append({"role": "assistant", "content": answer})
         conversation.append({"role": "user", "content": text})

@@ -9,9 +9,10 @@ from random import Random
 from typing import Any
 
 from blockdraft.core.config import Thinking
+from blockdraft.core.conversations import read_conversation
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grouping import grouped
-from blockdraft.core.jsonl import later_turns, prompt_text, read_jsonl, set_name
+from blockdraft.core.jsonl import read_jsonl, set_name
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 """Sixteen prompts of our own, four of each kind: math, code, chat and rewriting."""
@@ -45,31 +46,33 @@ class BenchPrompt:
 
 
 def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
-    """Read (gzipped) JSONL; a row holds the user's `turns`, or `prompt`.
+    """Read (gzipped) JSONL whose rows hold conversations, see core/conversations.py.
 
     `category` (else the file's name) groups the figures, `id` (else the line) names the prompt.
 
     Raises:
-        ConfigError: the file cannot be read, a row holds neither, or there is no row at all.
+        ConfigError: the file cannot be read, a row holds none, or there is no row at all.
     """
     name = set_name(path)
-    rows = [
-        BenchPrompt(
-            id=str(row.get("id", f"{name}-{number}")),
-            category=str(row.get("category", name)),
-            text=prompt_text(row, path, number),
-            later=later_turns(row, path, number),
-            reference=_text(row, "reference"),
-            test=_text(row, "test"),
-            entry_point=_text(row, "entry_point"),
-            system=_text(row, "system"),
-            tools=_tools(row),
-        )
-        for number, row in islice(read_jsonl(path), limit)
-    ]
+    rows = [_prompt(row, path, number, name) for number, row in islice(read_jsonl(path), limit)]
     if not rows:
         raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
     return rows
+
+
+def _prompt(row: Mapping[str, Any], path: Path, number: int, name: str) -> BenchPrompt:
+    said = read_conversation(row, path, number)
+    return BenchPrompt(
+        id=str(row.get("id", f"{name}-{number}")),
+        category=str(row.get("category", name)),
+        text=said.turns[0],
+        later=said.turns[1:],
+        reference=_text(row, "reference"),
+        test=_text(row, "test"),
+        entry_point=_text(row, "entry_point"),
+        system=_text(row, "system") if said.system is None else said.system,
+        tools=_tools(row),
+    )
 
 
 def _text(row: Mapping[str, Any], key: str) -> str | None:

@@ -1,10 +1,7 @@
 """Prompts to train on, and their tokens.
 
-A prompt is what a user says, in one turn or in several. A row of a file holds, beside an optional
-`id`, one of: `messages` or `conversations` (a chat, whose answers are dropped because the target
-gives its own), `turns`, `prompt` (text, or a chat as TRL has it), a question as data sets name it
-(`question`, `instruction` with its `input` if there is one, `problem`, `query`), or `text` (plain
-text, whose beginning is continued). The first of these counts.
+A row of a file holds a conversation, see core/conversations.py, or `text` (plain text, whose
+beginning is continued), beside an optional `id`.
 """
 
 import hashlib
@@ -17,8 +14,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.config import Thinking
+from blockdraft.core.conversations import holds_conversation, read_conversation
 from blockdraft.core.errors import ConfigError, ModelError, reason_of
-from blockdraft.core.jsonl import bad_row, later_turns, prompt_text, read_each, set_name
+from blockdraft.core.jsonl import bad_row, read_each, set_name
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
 
 SELF_WRITTEN_TOKENS = 96
@@ -27,11 +25,6 @@ SELF_WRITTEN_TOKENS = 96
 
 CONTINUED_TOKENS = 48
 """Tokens of a plain text that stand as its prompt; at most half of the text."""
-
-_QUESTIONS = ("question", "instruction", "problem", "query")
-
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "developer": "system"}
-"""The other common names of who speaks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,68 +71,12 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
     """
     row = {key: value for key, value in row.items() if value is not None}
     id_ = str(row.get("id", f"{name}-{place}"))
-    if chat := _chat_of(row):
-        system, turns = _turns_of_chat(chat, path, number)
-        return Prompt(id=id_, set=name, text=turns[0], later=turns[1:], system=system)
-    asked = [key for key in _QUESTIONS if key in row]
-    if asked and not {"turns", "prompt"} & row.keys():
-        row = {"prompt": _question(row, asked[0])}
-    elif "text" in row and not {"turns", "prompt"} & row.keys():
+    if "text" in row and not holds_conversation(row):
         if not isinstance(row["text"], str) or not row["text"].strip():
             raise bad_row(path, number, "its text is empty", "give some text, or delete that line")
         return Prompt(id=id_, set=name, text=row["text"], is_plain=True)
-    text, later = prompt_text(row, path, number), later_turns(row, path, number)
-    return Prompt(id=id_, set=name, text=text, later=later)
-
-
-def _chat_of(row: Mapping[str, Any]) -> Any:
-    """The messages of a row, which TRL's conversations have in `prompt`; nothing if it has none."""
-    prompt = None if "turns" in row else row.get("prompt")
-    is_chat = isinstance(prompt, list) and all(isinstance(part, dict) for part in prompt)
-    return row.get("messages") or row.get("conversations") or (prompt if is_chat else None)
-
-
-def _question(row: Mapping[str, Any], key: str) -> Any:
-    """The column `key`, behind an instruction what it is about."""
-    about = row.get("input") if key == "instruction" else None
-    has_more = isinstance(row[key], str) and isinstance(about, str) and about.strip()
-    return f"{row[key]}\n\n{about}" if has_more else row[key]
-
-
-def _turns_of_chat(chat: Any, path: Path, number: int) -> tuple[str | None, tuple[str, ...]]:
-    """(system message, the user's turns) of a chat."""
-    remedy = 'give "messages": [{"role": "user", "content": "text"}, ...]'
-    system, turns, roles = None, [], dict[str, None]()
-    for message in chat if isinstance(chat, list) else [None]:
-        if not isinstance(message, dict):
-            raise bad_row(path, number, "its messages are no list of objects", remedy)
-        role, text = message.get("role", message.get("from")), message.get("content")
-        text = _joined_parts(message.get("value") if text is None else text)
-        role = _ROLES.get(str(role), str(role))
-        roles[role] = None
-        if role not in ("system", "user"):
-            continue  # an answer, which may be calls of tools and no text
-        if not isinstance(text, str):
-            reason = "parts that are no text" if isinstance(text, list) else "no text"
-            raise bad_row(path, number, f"a message has {reason}", remedy)
-        if role == "system":
-            system = text
-        elif text.strip():
-            turns.append(text)
-    if not turns:
-        reason = f"no message is a user's (its roles: {', '.join(roles)})"
-        if "user" in roles:
-            reason = "every message of the user is empty"
-        raise bad_row(path, number, reason, remedy)
-    return system, tuple(turns)
-
-
-def _joined_parts(content: Any) -> Any:
-    """The text of a message that OpenAI's format divides into parts; anything else as it is."""
-    if not isinstance(content, list):
-        return content
-    texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in content]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+    said = read_conversation(row, path, number)
+    return Prompt(id=id_, set=name, text=said.turns[0], later=said.turns[1:], system=said.system)
 
 
 def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockdraft.core.jsonl import bad_row, prompt_text, read_all, set_name
+from blockdraft.core.conversations import Conversation, read_conversation
+from blockdraft.core.jsonl import bad_row, read_all, set_name
 
 BUNDLED = Path(__file__).with_name("corpus.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class ProofPrompt:
-    """A text, and how it becomes token ids.
+    """The first turn of a conversation, and how it becomes token ids.
 
     raw: no chat template. take: keep `ids[:take]`, so 1 is the first token alone and -1 cuts the
     last one off, in the middle of a character perhaps. thinking: on or off, where the chat template
@@ -28,10 +29,13 @@ class ProofPrompt:
     raw: bool = False
     take: int | None = None
     thinking: bool | None = None
+    system: str | None = None
 
 
 def read_prompts(path: Path) -> list[ProofPrompt]:
-    """Read (gzipped) JSONL with `prompt` or `turns`, and optionally the fields of ProofPrompt.
+    """Read (gzipped) JSONL with conversations, and optionally the fields of ProofPrompt.
+
+    See core/conversations.py.
 
     Raises:
         ConfigError: the file cannot be read or holds no prompt, or lines of it are bad; names all.
@@ -50,16 +54,17 @@ def _prompt(row: dict[str, Any], path: Path, number: int, name: str) -> ProofPro
 
     raw = taken("raw", bool, False)
     if raw and isinstance(row.get("prompt"), str) and row["prompt"]:
-        text = row["prompt"]  # blanks alone are a prompt where no template refuses them
+        said = Conversation((row["prompt"],))  # blanks alone will do where no template is
     else:
-        text = prompt_text(row, path, number)
+        said = read_conversation(row, path, number)
     return ProofPrompt(
         id=str(row.get("id", f"{name}-{number}")),
         kind=str(row.get("kind", row.get("category", name))),
-        text=text,
+        text=said.turns[0],
         raw=raw,
         take=taken("take", int, None),
         thinking=taken("thinking", bool, None),
+        system=said.system,
     )
 
 

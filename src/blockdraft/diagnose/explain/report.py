@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blockdraft.core.conversations import opening
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.diagnose.explain.groups import Explained, group_prompts, main_kind
@@ -35,15 +36,16 @@ def encode_question(
         RequestError: it cannot be answered with these parameters; names the prompt.
     """
     is_raw = raw or not tokenizer.has_chat_template
+    text = "\n\n".join(filter(None, [question.system, question.text]))
     try:
         if is_raw:
-            ids = tokenizer.encode(question.text)
+            ids = tokenizer.encode(text)
         else:
-            ids = tokenizer.encode_chat([{"role": "user", "content": question.text}])
+            ids = tokenizer.encode_chat(opening(question.text, question.system))
         check(ids, params)
     except RequestError as error:
         raise RequestError(f"prompt {question.id}: {error}") from error
-    return Asked(question, ids, question.text if is_raw else "")
+    return Asked(question, ids, text if is_raw else "")
 
 
 def explain_all(
