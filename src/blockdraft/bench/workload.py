@@ -10,9 +10,8 @@ from typing import Any
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.conversations import read_conversation
-from blockdraft.core.errors import ConfigError
 from blockdraft.core.grouping import grouped
-from blockdraft.core.jsonl import read_jsonl, set_name
+from blockdraft.core.jsonl import read_all, set_name
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 """Sixteen prompts of our own, four of each kind: math, code, chat and rewriting."""
@@ -51,13 +50,10 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
     `category` (else the file's name) groups the figures, `id` (else the line) names the prompt.
 
     Raises:
-        ConfigError: the file cannot be read, a row holds none, or there is no row at all.
+        ConfigError: the file cannot be read or holds no row, or lines are bad; each is named.
     """
     name = set_name(path)
-    rows = [_prompt(row, path, number, name) for number, row in islice(read_jsonl(path), limit)]
-    if not rows:
-        raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
-    return rows
+    return read_all(path, lambda row, number: _prompt(row, path, number, name))[:limit]
 
 
 def _prompt(row: Mapping[str, Any], path: Path, number: int, name: str) -> BenchPrompt:
