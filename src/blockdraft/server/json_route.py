@@ -43,6 +43,9 @@ class JsonRoute(APIRoute):
 async def _check_body(request: Request) -> None:
     """Say what is wrong with a body that cannot be read as JSON; what is read is kept."""
     body = await request.body()
+    # Python's reader takes others too, in which a letter may have the byte of a quote or a comma.
+    if (encoding := json.detect_encoding(body)) not in ("utf-8", "utf-8-sig"):
+        raise _no_json(f"it is in {encoding.upper()}; send it in UTF-8")
     # Few texts hold so many commas that it takes a second look to tell them from JSON's own.
     if _excess(body) and (excess := _excess(_without_texts(body))):
         raise ApiError(

@@ -462,6 +462,18 @@ def test_a_body_of_many_values_is_refused_before_it_is_read(server, monkeypatch)
     assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_body_in_another_encoding_is_refused(server, encoding):
+    """U+2200 has the byte of a quote, behind which values would not be counted."""
+    body = json.dumps({**chat_body("\u2200"), "metadata": [5]}, ensure_ascii=False)
+    headers = {"content-type": "application/json"}
+    sent = server.client.post(CHAT, content=body.encode(encoding), headers=headers)
+    assert "send it in UTF-8" in error_of(sent, 400)["message"]
+    for spelled in ("utf-8", "utf-8-sig"):
+        sent = server.client.post(CHAT, content=body.encode(spelled), headers=headers)
+        assert sent.status_code == 200
+
+
 @pytest.mark.parametrize(
     "text", ["", ",", '"', '\\"', "\\", '\\\\",', '"\\"', "\\\\\\", "a\n", "\u00e9,", '","']
 )
