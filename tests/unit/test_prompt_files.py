@@ -37,6 +37,9 @@ ANSWER = {"role": "assistant", "content": "fox"}
         ({"messages": None, "question": "a"}, Conversation(("a",))),
         ({"instruction": "a", "input": "b"}, Conversation(("a\n\nb",))),
         ({"problem": "a", "query": "b"}, Conversation(("a",))),
+        ({"question": "a", "system": "s"}, Conversation(("a",), "s")),
+        ({"messages": [SYSTEM, FIRST], "system": "s"}, Conversation(("abc",), "the abc")),
+        ({"prompt": "a", "system": " "}, Conversation(("a",))),
     ],
 )
 def test_the_first_form_that_a_row_has_counts(tmp_path, row, read):
@@ -50,8 +53,28 @@ def test_a_row_without_a_conversation_is_refused_with_its_line(tmp_path):
         read_conversation({"text": "a"}, tmp_path / "p.jsonl", 7)
 
 
+def test_what_is_null_counts_as_left_out(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    names = ("id", "category", "kind", "raw", "take", "thinking", "system", "turns", "tools")
+    row = dict.fromkeys(names) | {"prompt": "abc"}
+    path.write_text(json.dumps(row), encoding="utf-8")
+    (measured,), (proven,), (asked,) = (
+        read(path) for read in (read_workload, read_proof_prompts, read_questions)
+    )
+    assert (measured.id, measured.category) == (proven.id, proven.kind) == ("rows-1", "rows")
+    assert (asked.id, asked.category) == ("1", None)
+    assert not proven.raw
+
+
+ROWS = [
+    {"messages": [SYSTEM, FIRST, ANSWER, SECOND]},
+    {"turns": ["abc", "the end"], "system": "the abc"},
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=["in the chat", "beside the turns"])
 @pytest.mark.parametrize("has_template", [True, False], ids=["chat", "no template"])
-def test_the_system_message_of_a_chat_is_asked_by_every_command(tmp_path, has_template):
+def test_a_system_message_is_asked_by_every_command(tmp_path, row, has_template):
     folder = tiny_target_folder(tmp_path)
     if not has_template:
         (folder / "chat_template.jinja").unlink()
@@ -62,7 +85,7 @@ def test_the_system_message_of_a_chat_is_asked_by_every_command(tmp_path, has_te
         else tokenizer.encode("the abc\n\nabc")
     )
     path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"messages": [SYSTEM, FIRST, ANSWER, SECOND]}), encoding="utf-8")
+    path.write_text(json.dumps(row), encoding="utf-8")
     params = SamplingParams()
 
     def check(ids, params):

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from blockdraft.core.config import Thinking
-from blockdraft.core.conversations import read_conversation
+from blockdraft.core.conversations import read_conversation, without_nulls
 from blockdraft.core.grouping import grouped
 from blockdraft.core.jsonl import read_all, set_name
 
@@ -57,6 +57,7 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
 
 
 def _prompt(row: Mapping[str, Any], path: Path, number: int, name: str) -> BenchPrompt:
+    row = without_nulls(row)
     said = read_conversation(row, path, number)
     return BenchPrompt(
         id=str(row.get("id", f"{name}-{number}")),
@@ -66,7 +67,7 @@ def _prompt(row: Mapping[str, Any], path: Path, number: int, name: str) -> Bench
         reference=_text(row, "reference"),
         test=_text(row, "test"),
         entry_point=_text(row, "entry_point"),
-        system=_text(row, "system") if said.system is None else said.system,
+        system=said.system,
         tools=_tools(row),
     )
 

@@ -3,11 +3,12 @@
 A row holds one of: `messages` or `conversations` (a chat, whose answers are dropped because the
 target gives its own), `turns`, `prompt` (text, or a chat as TRL has it), or a question as data sets
 name it (`question`, `instruction` with its `input` if there is one, `problem`, `query`). The first
-of these counts, and what is None counts as left out.
+of these counts, and what is None counts as left out. A text in `system` is the system message of a
+chat that has none, and of everything else.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ class Conversation:
     system: str | None = None
 
 
+def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row holds: tables that are written as JSONL have null where a row has nothing."""
+    return {key: value for key, value in row.items() if value is not None}
+
+
 def opening(text: str, system: str | None) -> list[dict[str, str]]:
     """The messages that a conversation begins with."""
     before = [] if system is None else [{"role": "system", "content": system}]
@@ -43,7 +49,14 @@ def read_conversation(row: Mapping[str, Any], path: Path, number: int) -> Conver
     Raises:
         ConfigError: it holds none, or a turn is empty or no text.
     """
-    row = {key: value for key, value in row.items() if value is not None}
+    row = without_nulls(row)
+    said, system = _read_said(row, path, number), row.get("system")
+    if said.system is None and isinstance(system, str) and system.strip():
+        return replace(said, system=system)
+    return said
+
+
+def _read_said(row: Mapping[str, Any], path: Path, number: int) -> Conversation:
     if chat := _chat_of(row):
         return _read_chat(chat, path, number)
     asked = [key for key in _QUESTIONS if key in row]

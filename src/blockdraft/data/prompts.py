@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.config import Thinking
-from blockdraft.core.conversations import holds_conversation, read_conversation
+from blockdraft.core.conversations import holds_conversation, read_conversation, without_nulls
 from blockdraft.core.errors import ConfigError, ModelError, reason_of
 from blockdraft.core.jsonl import bad_row, read_each, set_name
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
@@ -69,7 +69,7 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
         place: of the row among the rows.
         path, number: where an error says that it was.
     """
-    row = {key: value for key, value in row.items() if value is not None}
+    row = without_nulls(row)
     id_ = str(row.get("id", f"{name}-{place}"))
     if "text" in row and not holds_conversation(row):
         if not isinstance(row["text"], str) or not row["text"].strip():

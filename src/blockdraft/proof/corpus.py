@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockdraft.core.conversations import Conversation, read_conversation
+from blockdraft.core.conversations import Conversation, read_conversation, without_nulls
 from blockdraft.core.jsonl import bad_row, read_all, set_name
 
 BUNDLED = Path(__file__).with_name("corpus.jsonl")
@@ -52,6 +52,7 @@ def _prompt(row: dict[str, Any], path: Path, number: int, name: str) -> ProofPro
             raise bad_row(path, number, f"its {field} is {value!r}", remedy)
         return value
 
+    row = without_nulls(row)
     raw = taken("raw", bool, False)
     if raw and isinstance(row.get("prompt"), str) and row["prompt"]:
         said = Conversation((row["prompt"],))  # blanks alone will do where no template is

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockdraft.core.conversations import read_conversation
+from blockdraft.core.conversations import read_conversation, without_nulls
 from blockdraft.core.jsonl import read_all
 
 
@@ -28,6 +28,7 @@ def read_questions(path: Path) -> list[Question]:
     """
 
     def question(row: dict[str, Any], number: int) -> Question:
+        row = without_nulls(row)
         category, said = row.get("category"), read_conversation(row, path, number)
         return Question(
             id=str(row.get("id", number)),
