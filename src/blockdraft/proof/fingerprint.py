@@ -10,8 +10,15 @@ from blockdraft.proof.corpus import ProofPrompt
 
 
 def hash_prompts(prompts: Sequence[ProofPrompt]) -> str:
-    """SHA-256 over what is asked."""
-    return hash_value([asdict(prompt) for prompt in prompts])
+    """SHA-256 over what is asked; the same as that of certificates which know no system message."""
+    return hash_value([_facts(prompt) for prompt in prompts])
+
+
+def _facts(prompt: ProofPrompt) -> dict[str, Any]:
+    facts = asdict(prompt)
+    if prompt.system is None:
+        del facts["system"]
+    return facts
 
 
 def hash_value(value: Any) -> str:

@@ -8,6 +8,7 @@ import pytest
 from blockdraft.core.errors import ConfigError
 from blockdraft.proof.config import LEAST_TOKENS, QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, ProofPrompt, first_of_each_kind, read_prompts
+from blockdraft.proof.fingerprint import hash_prompts, hash_value
 
 
 def write(path, *lines):
@@ -76,6 +77,13 @@ def test_every_bad_line_is_named(tmp_path):
 def test_a_bad_field_is_refused(tmp_path, line, reason):
     with pytest.raises(ConfigError, match=reason):
         read_prompts(write(tmp_path / "p.jsonl", line))
+
+
+def test_prompts_keep_the_hash_that_certificates_have_of_them():
+    asked = {"id": "a", "kind": "b", "text": "c", "raw": False, "take": None, "thinking": None}
+    assert hash_prompts([ProofPrompt(**asked)]) == hash_value([asked])
+    told = asked | {"system": "d"}
+    assert hash_prompts([ProofPrompt(**told)]) == hash_value([told])
 
 
 def test_a_file_without_prompts_is_refused(tmp_path):
