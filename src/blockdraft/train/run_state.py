@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from blockdraft.core.errors import ConfigError, DiskError
+from blockdraft.core.errors import ConfigError, DiskError, why_unread
 from blockdraft.core.files import replace_file
 from blockdraft.core.settings import plain
 from blockdraft.engine.out_of_memory import is_out_of_memory
@@ -110,9 +110,15 @@ def damage_refused(path: Path, remedy: str = REMEDY) -> Iterator[None]:
 
     Raises:
         ConfigError: in place of the error that its contents led to.
+        DiskError: it cannot be read; whole perhaps, so nobody is told to delete it.
     """
     try:
         yield
+    except OSError as error:
+        raise DiskError(
+            f"cannot read {path}: {why_unread(error)}; mend its disk or permissions and start "
+            "again, which goes on from there"
+        ) from error
     # torch raises any type for a damaged file, and advises to trust it.
     except Exception as error:
         if is_out_of_memory(error):
@@ -130,6 +136,7 @@ def read_state(path: Path, keys: Set[str], remedy: str) -> dict[str, Any] | None
 
     Raises:
         ConfigError: it is damaged, or lacks some of the keys.
+        DiskError: it cannot be read.
     """
     if not path.exists():
         return None
@@ -153,6 +160,7 @@ def load_state(
 
     Raises:
         ConfigError: it is damaged, or the state of a run with other settings.
+        DiskError: it cannot be read.
     """
     state = read_state(path, _STATE_KEYS | _TRAINED.keys(), REMEDY)
     if state is None:

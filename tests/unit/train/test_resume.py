@@ -24,6 +24,7 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.hydra.state import HEAD_STATE
 from blockdraft.train.run_folder import RunFolder
 from blockdraft.train.run_log import best_of, evaluations, read_log
+from blockdraft.train.run_state import read_state
 from blockdraft.train.trainer import train
 from tests.train_runs import broken_off, logged, small_config, write_answers
 
@@ -199,6 +200,12 @@ def test_texts_that_use_the_mask_token_are_another_run(config, monkeypatch):
     monkeypatch.setattr(prepare, "unused_special_token", lambda *_: 255)
     with pytest.raises(ConfigError, match="another mask token; give a new folder"):
         train(config)
+
+
+def test_a_state_that_the_disk_does_not_give_is_not_to_be_deleted(tmp_path):
+    (tmp_path / "state.pt").mkdir()
+    with pytest.raises(DiskError, match=r"cannot read .*state\.pt: Is a directory; mend its disk"):
+        read_state(tmp_path / "state.pt", set(), "delete it")
 
 
 def test_a_damaged_state_is_refused_with_its_remedy(config):
