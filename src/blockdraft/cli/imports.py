@@ -5,12 +5,12 @@ import gc
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from blockdraft.core.errors import INTERRUPTED
+from blockdraft.core.signals import handled
 from blockdraft.core.threads import watch_cores
 
 _STDERR = 2
@@ -46,14 +46,8 @@ def ended_by_interrupt() -> Iterator[None]:
 
     Some libraries swallow the exception, or turn it into another.
     """
-    if threading.current_thread() is not threading.main_thread():
+    with handled(_end, signal.SIGINT):
         yield
-        return
-    before = signal.signal(signal.SIGINT, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _end(*_: object) -> NoReturn:

@@ -3,9 +3,10 @@
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Signaled(KeyboardInterrupt):
@@ -17,19 +18,28 @@ class Signaled(KeyboardInterrupt):
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Within it SIGTERM raises Signaled, as Ctrl-C raises KeyboardInterrupt; a second one kills.
+def handled(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
+    """Within it these signals go to `handler`.
 
-    Python takes signals in its main thread only: elsewhere it is left alone.
+    Python takes signals in its main thread only: elsewhere they are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _raise)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, earlier in before.items():
+            # None is one that Python did not install, and cannot put back.
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Within it SIGTERM raises Signaled, as Ctrl-C raises KeyboardInterrupt; a second one kills."""
+    with handled(_raise, signal.SIGTERM):
+        yield
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

@@ -2,11 +2,10 @@
 
 import logging
 import signal
-import threading
+from contextlib import ExitStack
 from types import FrameType
-from typing import Any
 
-from blockdraft.core.signals import Signaled, log_in_handler
+from blockdraft.core.signals import Signaled, handled, log_in_handler
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +25,14 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.signal = 0
-        self._before: dict[signal.Signals, Any] = {}
+        self._handled = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        self._handled.enter_context(handled(self._remember, *SIGNALS))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handled.close()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal:

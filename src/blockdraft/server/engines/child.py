@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from blockdraft.core.libraries import environment_for_others
-from blockdraft.core.signals import log_in_handler
+from blockdraft.core.signals import handled, log_in_handler
 from blockdraft.server.address import url_of
 from blockdraft.server.engines.engine import Command
 
@@ -61,20 +61,18 @@ class _Child:
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
         """Start it and pass signals on; at the end nothing that it started stays behind."""
-        before = {number: signal.signal(number, self._receive) for number in _FORWARDED}
         try:
-            self._process = subprocess.Popen(
-                self._command.arguments,
-                env={**environment_for_others(), **self._command.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
-                process_group=0,
-            )
-            self._pass_on()
-            yield self._process
+            with handled(self._receive, *_FORWARDED):
+                self._process = subprocess.Popen(
+                    self._command.arguments,
+                    env={**environment_for_others(), **self._command.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=_STDERR,
+                    process_group=0,
+                )
+                self._pass_on()
+                yield self._process
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
             if self._process is not None:
                 self._end_group(self._process)
                 self._process.wait()
