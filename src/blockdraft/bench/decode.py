@@ -6,7 +6,7 @@ The one place where a measurement sets how deep to draft and how many requests r
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, count, cycle
+from itertools import count, cycle
 from statistics import median
 from time import perf_counter
 from typing import Literal, TypeVar
@@ -16,7 +16,7 @@ from blockdraft.bench.config import REQUESTS_IN_TURN, warm_up_of
 from blockdraft.bench.ledger.accounts import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
-from blockdraft.core.conversations import opening
+from blockdraft.core.conversations import as_messages, as_text
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
@@ -234,19 +234,15 @@ def encode_prompt(
 
 
 def _encode(tokenizer: Tokenizer, prompt: BenchPrompt, answers: Sequence[str]) -> list[int]:
-    asked = (prompt.text, *prompt.later)
+    turns = (prompt.text, *prompt.later)
     if prompt.thinking != "template" and not tokenizer.has_thinking_switch:
         raise RequestError(
             f"thinking is {prompt.thinking}, but the target's chat template has no such switch; "
             "leave out --thinking"
         )
     if not tokenizer.has_chat_template and not prompt.tools:
-        both = chain.from_iterable(zip(answers, asked[1:], strict=False))
-        return tokenizer.encode("\n\n".join(filter(None, [prompt.system, asked[0], *both])))
-    conversation = opening(prompt.text, prompt.system)
-    for answer, text in zip(answers, asked[1:], strict=False):
-        conversation.append({"role": "assistant", "content": answer})
-        conversation.append({"role": "user", "content": text})
+        return tokenizer.encode(as_text(turns, prompt.system, answers))
+    conversation = as_messages(turns, prompt.system, answers)
     options = thinking_options(prompt.thinking)
     if prompt.tools:
         return encode_tool_chat(tokenizer, conversation, parse_tools(prompt.tools), options)

@@ -7,7 +7,7 @@ of these counts, and what is None counts as left out. A text in `system` is the 
 chat that has none, and of everything else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,21 @@ def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
-def opening(text: str, system: str | None) -> list[dict[str, str]]:
-    """The messages that a conversation begins with."""
-    before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": text}]
+def as_messages(
+    turns: Sequence[str], system: str | None, answers: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """The system message and the user's turns, up to the one behind the last of the answers."""
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": turns[0]})
+    for answer, turn in zip(answers, turns[1:], strict=False):
+        messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "user", "content": turn})
+    return messages
+
+
+def as_text(turns: Sequence[str], system: str | None, answers: Sequence[str] = ()) -> str:
+    """The same for a model without a chat template: what is said, in paragraphs."""
+    return "\n\n".join(m["content"] for m in as_messages(turns, system, answers) if m["content"])
 
 
 def read_conversation(row: Mapping[str, Any], path: Path, number: int) -> Conversation:

@@ -14,7 +14,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.config import Thinking
-from blockdraft.core.conversations import holds_conversation, read_conversation, without_nulls
+from blockdraft.core.conversations import (
+    as_messages,
+    holds_conversation,
+    read_conversation,
+    without_nulls,
+)
 from blockdraft.core.errors import ConfigError, ModelError, reason_of
 from blockdraft.core.jsonl import bad_row, read_each, set_name
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
@@ -126,14 +131,9 @@ def prompt_ids(
     if prompt.is_plain:
         ids = tokenizer(prompt.text)["input_ids"]
         return tuple(ids[: max(1, min(CONTINUED_TOKENS, len(ids) // 2))])
-    messages = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
-    for turn, answer in itertools.zip_longest(prompt.turns[: len(answers) + 1], answers):
-        messages.append({"role": "user", "content": turn})
-        if answer is not None:
-            messages.append({"role": "assistant", "content": answer})
     encoded = _in_template(
         tokenizer,
-        messages,
+        as_messages(prompt.turns, prompt.system, answers),
         add_generation_prompt=True,
         return_dict=True,
         **thinking_options(thinking),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from blockdraft.core.conversations import opening
+from blockdraft.core.conversations import as_messages, as_text
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
@@ -133,11 +133,11 @@ def check_own(outline: Outline, own: Sequence[ProofPrompt], config: ProofConfig)
 def encode(tokenizer: Tokenizer, prompt: ProofPrompt) -> tuple[int, ...]:
     """Token ids of a prompt, in the chat template unless it is raw or there is none."""
     if prompt.raw or not tokenizer.has_chat_template:
-        ids = tokenizer.encode("\n\n".join(filter(None, [prompt.system, prompt.text])))
+        ids = tokenizer.encode(as_text([prompt.text], prompt.system))
     else:
         has_switch = prompt.thinking is not None and tokenizer.has_thinking_switch
         options = {THINKING_SWITCH: prompt.thinking} if has_switch else {}
-        ids = tokenizer.encode_chat(opening(prompt.text, prompt.system), options)
+        ids = tokenizer.encode_chat(as_messages([prompt.text], prompt.system), options)
     return tuple(ids[: prompt.take])
 
 

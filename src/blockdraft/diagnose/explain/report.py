@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockdraft.core.conversations import opening
+from blockdraft.core.conversations import as_messages, as_text
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.diagnose.explain.groups import Explained, group_prompts, main_kind
@@ -36,12 +36,12 @@ def encode_question(
         RequestError: it cannot be answered with these parameters; names the prompt.
     """
     is_raw = raw or not tokenizer.has_chat_template
-    text = "\n\n".join(filter(None, [question.system, question.text]))
+    text = as_text([question.text], question.system)
     try:
         if is_raw:
             ids = tokenizer.encode(text)
         else:
-            ids = tokenizer.encode_chat(opening(question.text, question.system))
+            ids = tokenizer.encode_chat(as_messages([question.text], question.system))
         check(ids, params)
     except RequestError as error:
         raise RequestError(f"prompt {question.id}: {error}") from error
