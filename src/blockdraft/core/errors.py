@@ -102,7 +102,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def why_unread(error: BaseException) -> str:
-    """Why a file cannot be read, for a message that names the file already."""
+    """Why a file cannot be read or written, for a message that names the file already."""
     return getattr(error, "strerror", None) or reason_of(error)
 
 

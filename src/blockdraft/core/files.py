@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from blockdraft.core.errors import BlockdraftError, ConfigError, DiskError
+from blockdraft.core.errors import BlockdraftError, ConfigError, DiskError, why_unread
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,6 @@ def write_errors_named(path: Path) -> Iterator[None]:
             yield
     except OSError as error:
         raise DiskError(
-            f"cannot write to {path}: {error.strerror or error}; mend its disk and start again, "
+            f"cannot write to {path}: {why_unread(error)}; mend its disk and start again, "
             "which goes on from what is there"
         ) from error
