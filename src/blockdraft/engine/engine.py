@@ -15,6 +15,7 @@ from blockdraft.allocation.policy import DEFAULT_NUM_DRAFT_TOKENS, VerifyAll
 from blockdraft.core.config import LLMConfig, check_num_draft_tokens
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams
@@ -22,7 +23,6 @@ from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.core.thinking import ThinkingLimit
 from blockdraft.engine.limits import RequestLimits
 from blockdraft.engine.observer import Observer
-from blockdraft.engine.out_of_memory import is_out_of_memory
 from blockdraft.engine.record import SampleRecord
 from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
 from blockdraft.measure.acceptance import AcceptanceStats

@@ -12,6 +12,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.machine import give_back_memory, memory_bytes
+from blockdraft.core.out_of_memory import full_memory_refused
 from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.memory_plan import num_pages
@@ -37,6 +38,8 @@ from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.drafters.prediction import PredictionDrafter
 
+_LESS_MEMORY = "take a smaller model, --quantize, less --memory or another --device"
+
 SHARE_OF_STATES = 0.05
 """The share of the memory for states of recurrent layers that are kept for other requests."""
 
@@ -56,14 +59,16 @@ def load_engine(
     """Load both models, plan the memory, test exactness, measure what a step costs.
 
     Raises:
-        ConfigError: the memory that was asked for is too small, or cannot be kept to.
+        ConfigError: the memory that was asked for is too small, or cannot be kept to, or memory
+            runs out.
         ModelError: a model cannot be loaded, the pair does not fit, or exactness was asked for and
             this machine's kernels do not give it.
     """
     key = start_key(config, target_folder, drafter_folder, dtype, device)
     # Where a map puts the layers depends on what is free on each device now.
     recheck = config.recheck or config.device_map is not None
-    with remembering(remembered_path(key), key, recheck=recheck) as remembered:
+    memory = full_memory_refused(_LESS_MEMORY)
+    with memory, remembering(remembered_path(key), key, recheck=recheck) as remembered:
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
         load = partial(_load, config, target_folder, drafter_folder, dtype, device)

@@ -14,6 +14,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from blockdraft.core.errors import DiskError, ModelError, reason_of
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import PROVENANCE_FILE, WheelFile
 from blockdraft.hub.folder import GGUF_NAME, missing_parts
@@ -141,6 +142,8 @@ def _convert(path: Path, folder: Path, by: Literal["convert_gguf", "describe_ggu
     except (ModelError, OSError):
         raise
     except Exception as error:  # the file is verified, so this is the loader's doing
+        if is_out_of_memory(error):
+            raise
         reason = reason_of(error)
         raise ModelError(
             f"transformers {version('transformers')} could not convert {path.name}: {reason}; "

@@ -12,8 +12,8 @@ import torch
 
 from blockdraft.core.errors import ConfigError, DiskError, why_unread
 from blockdraft.core.files import replace_file
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.core.settings import plain
-from blockdraft.engine.out_of_memory import is_out_of_memory
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
 

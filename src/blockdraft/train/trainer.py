@@ -8,11 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
+from blockdraft.core.out_of_memory import full_memory_refused
 from blockdraft.core.threads import TRAINING
 from blockdraft.models.target.loading import resolve_device, use_threads
 from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.memory import full_memory_refused
 from blockdraft.train.parallel import Processes
 from blockdraft.train.texts import Texts
 from blockdraft.train.training_run import TrainingRun, TrainResult

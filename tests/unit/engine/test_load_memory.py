@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from blockdraft import LLM, SamplingParams
 from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.core.errors import ConfigError
+from blockdraft.engine import load
 from blockdraft.engine.memory_plan import MIN_PAGES
 from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.target import paged
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import layer_shapes
 from tests.parity.test_architectures import RECURRENT, build
@@ -73,3 +76,27 @@ def test_memory_cannot_be_kept_to_beside_states(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"keeps recurrent states .*; leave out --memory"):
         LLM(tmp_path, None, dtype="float32", memory=1.0)
+
+
+WHERE_IT_RUNS_OUT = {
+    "weights": (AutoModelForCausalLM, "from_pretrained"),
+    "paged forward": (LlamaForCausalLM, "forward"),
+    "pages": (paged, "PagedKV"),
+    "row check": (PagedTarget, "logits_of_split"),
+}
+
+
+@pytest.mark.parametrize("where", WHERE_IT_RUNS_OUT)
+def test_a_lack_of_memory_is_no_fault_of_model_or_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nobody is told to fetch the model again, and nothing is loaded once more without kernels."""
+    monkeypatch.setattr(load, "failed_load", lambda *_: pytest.fail("the kernels are blamed"))
+    folders = str(tiny_target_folder(tmp_path)), str(tiny_drafter_folder(tmp_path))
+
+    def run_out(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(*WHERE_IT_RUNS_OUT[where], run_out)
+    with pytest.raises(ConfigError, match=r"^memory ran out \(.+\); take a smaller model, --quant"):
+        LLM(*folders, dtype="float32", recheck=True)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.kernels.backends import kernels_state
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.interface import Linear
@@ -233,6 +234,8 @@ class HydraHead(nn.Module):
             if not all(bool(value.isfinite().all()) for value in tensors.values()):
                 raise ValueError("some weights are no finite numbers")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ModelError(
                 f"{path} is no Hydra head of a target with hidden size {hidden_size} "
                 f"({' '.join(str(error).split())}); copy it again, or delete it to draft without"

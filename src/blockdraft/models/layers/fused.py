@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.machine import give_back_memory
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.core.remembered import once
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import Rotation, Span
@@ -174,6 +175,8 @@ def _fused_if_equal(
         found = once("form of a layer", form)
     # What a layer raises that another version of transformers calls or builds differently.
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         logger.info("no fused form of %s: %s", type(layer).__name__, error)
         return None
     if found == "reference":

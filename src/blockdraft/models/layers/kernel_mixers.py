@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blockdraft.cache.state_layer import Again, StateLayer
 from blockdraft.cache.states import PackedStates, StateCache
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.recurrence_interface import (
     RecurrentInputs,
@@ -133,6 +134,8 @@ def kernel_mixer(mixer: Any) -> KernelMixer | None:
         step = backend_for(weight.dtype, weight.device).recurrent_step(rule)
     # What a mixer raises that another version of transformers builds differently.
     except (AttributeError, RuntimeError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         logger.info("no kernel for %s: %s", type(mixer).__name__, error)
         return None
     return None if step is None else KernelMixer(mixer, kind, weight, step)

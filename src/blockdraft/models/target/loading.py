@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.core.threads import SERVING, num_threads
 from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.model_config import load_config
@@ -132,6 +133,8 @@ def load_target_model(
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         if (method := _quantized_by(folder)) is not None:
             raise _not_quantized_here(folder, method, error) from error
         raise _unusable(folder, error) from error
@@ -198,6 +201,8 @@ def _load_gguf(
         raise
     # The readers raise any type for a broken file; all mean the same to a user.
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise _unusable(path, error) from error
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.kernels.heads import stored_size
 from blockdraft.models.attention.plan import PoolNumbers
 from blockdraft.models.layers.recurrent import layers_without_keys, mixers
@@ -65,6 +66,8 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
                       use_cache=False, logits_to_keep=1)  # fmt: skip
         # What a model raises whose layers expect more of the attention, or a cache.
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+            if is_out_of_memory(error):
+                raise
             reason = str(error).split("\n")[0]
             raise NotPaged(f"its forward without a cache fails ({reason})") from error
         shapes, windows = dict(_reports.pools or {}), set(_reports.windows)

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.libraries import may_have_come_late
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import RowRule
@@ -169,6 +170,8 @@ class TransformersTarget:
                 split = (num_rows,)
         # What a model that torch cannot run in this precision or on this device raises.
         except (RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
             reason = str(error).split("\n")[0]
             raise RowsDepend(
                 f"{self._described} does not run: {reason}; use another dtype or another model"

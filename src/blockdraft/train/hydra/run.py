@@ -15,6 +15,7 @@ from blockdraft.core.files import (
     folder_lock,
     full_disk_refused,
 )
+from blockdraft.core.out_of_memory import full_memory_refused
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.core.threads import ENVIRONMENT
 from blockdraft.core.words import counted
@@ -40,7 +41,6 @@ from blockdraft.train.hydra.start import (
     some_of,
 )
 from blockdraft.train.hydra.state import BEGIN_ANEW, HEAD_STATE, load_head_state
-from blockdraft.train.memory import full_memory_refused
 from blockdraft.train.run_state import Interval, RunClock, damage_refused, save_state
 from blockdraft.train.stopping import Stopped, StopSignals
 from blockdraft.train.support import check_plain_head

@@ -1,10 +1,22 @@
-"""What to say when memory runs out."""
+"""Telling a lack of memory from other failures, and what to say of it."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.engine.out_of_memory import is_out_of_memory
+
+_SAID = ("out of memory", "can't allocate memory", "alloc_failed")
+"""In lower case, what torch and CUDA's libraries say in errors of other types."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if less work at once, or more memory, could have succeeded."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    said = str(error).lower()
+    is_said = isinstance(error, RuntimeError) and any(words in said for words in _SAID)
+    return is_said or isinstance(error, MemoryError)
 
 
 @contextmanager
