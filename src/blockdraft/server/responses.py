@@ -147,6 +147,9 @@ class _Writer:
         async with self._lock:
             self._is_idle = False
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            # Of many events at once: else the loop goes on writing to a client that has left, and
+            # others wait.
+            await asyncio.sleep(0)
 
     async def finish(self) -> None:
         """Send the end of the body."""

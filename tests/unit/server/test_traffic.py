@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 
 from blockdraft import ConfigError
 from blockdraft.core.errors import FAILED, EngineDead, exit_status
@@ -377,6 +379,42 @@ def test_a_reader_that_does_not_read_is_given_up(monkeypatch):
 
     asyncio.run(asyncio.wait_for(serve(), PATIENCE))
     assert closed == [True]
+
+
+def test_nothing_is_written_to_a_client_that_has_left(caplog):
+    """Many events are ready when it leaves; asyncio warns of those that it writes in vain."""
+    has_left = threading.Event()
+    num_read = 0
+
+    async def events():
+        nonlocal num_read
+        yield {"text": "first"}
+        has_left.wait(PATIENCE)  # blocks the loop, which cannot notice meanwhile
+        for num_read in range(1, 101):
+            yield {"number": num_read}
+
+    async def app(scope, receive, send):
+        stream = EventStream(events(), failure=lambda _: {}, close=lambda: None, seconds=PATIENCE)
+        await stream(scope, receive, send)
+
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        client = socket.create_connection(listener.getsockname(), PATIENCE)
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        read = b""
+        while b"first" not in read:
+            read += client.recv(1000)
+        # Closed by a reset, not after what is under way.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        has_left.set()
+        wait_until(lambda: not server.server_state.tasks)
+        server.should_exit = True
+        thread.join(PATIENCE)
+    assert 0 < num_read < 10
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_connections_that_bring_no_request_are_closed_and_no_others(llm, gate, monkeypatch):
