@@ -246,13 +246,13 @@ def _serve_config(values: Mapping[str, Any], keys: tuple[str, ...]) -> ServeConf
 
 
 def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[str, ...]:
-    """The keys of a file, one a line, and the one of the environment."""
+    """The keys of a file, one a line, then the one of the environment: the log numbers them."""
     if options.is_given(ctx, "api_key"):
         raise ConfigError(
             f"an API key on the command line is seen by everybody; use {KEY_VARIABLE} or "
             "--api-key-file"
         )
-    keys = [] if key is None else [key.strip()]
+    keys = []
     if path is not None:
         try:
             lines = path.read_text(encoding="ascii").splitlines()
@@ -263,4 +263,6 @@ def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[
         if not found:
             raise ConfigError(f"{path} holds no API key; write one a line")
         keys += found
+    if key is not None:
+        keys.append(key.strip())
     return tuple(keys)

@@ -99,6 +99,15 @@ class AsyncEngine:
         """Samples that have a place at once."""
         return self._engine.scheduler.max_running
 
+    @property
+    def has_room(self) -> bool:
+        """False if one more sample would be refused; to be called in the event loop."""
+        try:
+            self._check_room(1)
+        except (EngineDead, Overloaded):
+            return False
+        return True
+
     def check_ids(self, param: str, token_ids: Sequence[int]) -> None:
         """See RequestLimits.check_ids."""
         self._engine.limits.check_ids(param, token_ids)

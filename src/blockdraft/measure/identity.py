@@ -1,6 +1,6 @@
 """What an output depends on, beside the request: hashes of models and code, and the environment.
 
-Loads no model library by itself, but for `describe_numbers`.
+Loads no model library by itself, but for `describe_setup` and `describe_numbers`.
 """
 
 import hashlib
@@ -77,6 +77,15 @@ def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
 
     Reads all weights once: seconds for a large model. For any thread.
     """
+    return {
+        "weights": hash_model(loaded.folder),
+        "tokenizer": hash_tokenizer(loaded.folder),
+        **describe_setup(loaded),
+    }
+
+
+def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
+    """The same but for the files of the target: settings, machine, code and versions."""
     import torch
 
     from blockdraft.kernels.backends import describe_kernels
@@ -86,8 +95,6 @@ def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
                 if name not in _NEUTRAL}  # fmt: skip
     is_cuda = torch.device(loaded.device).type == "cuda"
     return {
-        "weights": hash_model(loaded.folder),
-        "tokenizer": hash_tokenizer(loaded.folder),
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": loaded.device,
         **settings,

@@ -242,9 +242,7 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
 
     @app.get("/ready", responses=unavailable(Ready, "a new request would be refused"))
     async def ready() -> JSONResponse:
-        load = service.engine.load()
-        is_full = load.num_waiting + load.num_preparing >= max(1, service.config.max_waiting)
-        is_ready = service.engine.death is None and not traffic.is_draining and not is_full
+        is_ready = service.engine.has_room and not traffic.is_draining
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     @app.get("/version")

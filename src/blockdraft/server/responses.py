@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 KEEP_ALIVE_SECONDS = 10.0
-"""A stream is never silent for much longer: proxies and clients close what seems dead."""
+"""A stream is never silent for longer: proxies and clients close what seems dead."""
 _COMMENT = b": keep-alive\n\n"
 
 SLOW_READER_SECONDS = 5.0
@@ -134,19 +135,19 @@ class _Writer:
         self._send = send
         self._lock = asyncio.Lock()
         self._is_open = False
-        self._is_idle = True
+        self._sent_at = -math.inf
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Send status and headers."""
         async with self._lock:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            self._is_open = True
+            self._is_open, self._sent_at = True, _now()
 
     async def write(self, data: bytes) -> None:
         """Send a piece of the body."""
         async with self._lock:
-            self._is_idle = False
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sent_at = _now()
             # Of many events at once: else the loop goes on writing to a client that has left, and
             # others wait.
             await asyncio.sleep(0)
@@ -159,8 +160,15 @@ class _Writer:
 
     async def keep_alive(self) -> None:
         """Send comments, until cancelled."""
+        wait = KEEP_ALIVE_SECONDS
         while True:
-            await asyncio.sleep(KEEP_ALIVE_SECONDS)
-            if self._is_idle and self._is_open:
-                await self.write(_COMMENT)
-            self._is_idle = True
+            await asyncio.sleep(wait)
+            wait = self._sent_at + KEEP_ALIVE_SECONDS - _now()
+            if wait <= 0:
+                if self._is_open:
+                    await self.write(_COMMENT)
+                wait = KEEP_ALIVE_SECONDS
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

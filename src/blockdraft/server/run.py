@@ -13,6 +13,7 @@ import uvicorn
 from blockdraft.core.errors import EngineDead
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
+from blockdraft.measure.identity import describe_setup
 from blockdraft.server.address import url_of
 from blockdraft.server.app import create_app
 from blockdraft.server.config import ServeConfig
@@ -72,10 +73,9 @@ def make_service(llm: LLM, config: ServeConfig) -> Service:
 
 
 def _fingerprint(llm: LLM, drafter: str | None) -> str:
-    config = llm.config
     # The drafter changes the text only where exactness was given up.
-    changing = None if config.exact else drafter
-    settings = (config.target, str(llm.dtype), llm.device, config.exact, changing)
+    changing = None if llm.config.exact else drafter
+    settings = (llm.config.target, describe_setup(llm), changing)
     return fingerprint(version("blockdraft"), *settings)
 
 

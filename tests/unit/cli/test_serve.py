@@ -10,6 +10,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from blockdraft.cli import serve
 from blockdraft.cli.main import app
 from blockdraft.core.errors import MISTAKE
 from blockdraft.server.address import bind
@@ -74,6 +75,17 @@ def test_a_key_does_not_belong_on_the_command_line():
     line = refusal("--api-key", "very-secret")
     assert "seen by everybody" in line
     assert "very-secret" not in line
+
+
+def test_the_keys_of_a_file_have_their_numbers_whatever_the_environment_adds(tmp_path, monkeypatch):
+    served = []
+    monkeypatch.setattr(serve, "_serve_ourselves", lambda llm, config: served.append(config))
+    monkeypatch.setenv("BLOCKDRAFT_API_KEY", "of-the-environment")
+    (tmp_path / "keys").write_text("# two of them\nfirst\nsecond\n", encoding="ascii")
+    arguments = ["serve", "--api-key-file", str(tmp_path / "keys")]
+    result = CliRunner().invoke(app, arguments, prog_name="blockdraft")
+    assert result.exit_code == 0, result.output
+    assert served[0].api_keys == ("first", "second", "of-the-environment")
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):

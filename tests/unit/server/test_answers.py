@@ -3,13 +3,17 @@
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from blockdraft import SamplingParams
+from blockdraft.core.config import LLMConfig
 from blockdraft.core.plan import ROOT, Proposal, Tree
 from blockdraft.engine.completion import Completion, Timings
 from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.server import run
 from blockdraft.server.params import completion_params
 from blockdraft.server.protocol import CompletionRequest
 from blockdraft.server.render import request_metrics, usage
@@ -115,6 +119,25 @@ def test_prompts_may_be_token_ids(server, other):
         assert server.complete(prompt).json()["choices"][0]["text"] == text
     mixed = server.complete([ids, other.tokenizer.encode("abc")]).json()
     assert len(mixed["choices"]) == 2
+
+
+def test_the_fingerprint_is_another_one_where_the_text_may_be():
+    def fingerprint(threads=1, drafter="one", **options):
+        loaded = SimpleNamespace(
+            config=LLMConfig(**options), dtype=torch.float32, device="cpu", num_threads=threads
+        )
+        return run._fingerprint(loaded, drafter)
+
+    others = [
+        fingerprint(threads=2),
+        fingerprint(quantize="int4"),
+        fingerprint(kv_cache_dtype="int8"),
+        fingerprint(target="another"),
+        fingerprint(exact=False),
+        fingerprint(exact=False, drafter="two"),
+    ]
+    assert len({fingerprint(), *others}) == 1 + len(others)
+    assert fingerprint(drafter="two", lookup=True, max_concurrency=3) == fingerprint()
 
 
 def test_the_envelope_is_openai_s(server):

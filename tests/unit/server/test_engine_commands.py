@@ -202,6 +202,21 @@ def test_a_pair_that_does_not_fit_is_refused(tmp_path, folders, started):
     assert not started
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("BlockDiffusionDraftModel", "diffusion"), ("LlamaForCausalLMEagle3", "eagle3")],
+)
+def test_a_drafter_of_another_kind_is_refused_by_its_kind(
+    tmp_path, folders, started, architecture, kind
+):
+    drafter = tiny_drafter_folder(tmp_path)
+    config = json.loads((drafter / "config.json").read_text()) | {"architectures": [architecture]}
+    (drafter / "config.json").write_text(json.dumps(config))
+    line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
+    assert f"of the kind {kind}, and other engines get DFlash drafters only" in line
+    assert not started
+
+
 def test_an_address_that_is_taken_is_told_before_the_long_start(started):
     with bind(ServeConfig(port=0)) as sock:
         port = sock.getsockname()[1]

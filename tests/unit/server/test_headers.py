@@ -237,6 +237,13 @@ def test_a_stream_that_waits_sends_comments(monkeypatch):
     assert events[third + 1 :] == [b"data: [DONE]"]
 
 
+def test_a_comment_comes_as_soon_after_an_event_as_after_nothing(monkeypatch):
+    monkeypatch.setattr("blockdraft.server.responses.KEEP_ALIVE_SECONDS", 1.0)
+    events = Sent([0.1, 1.5]).run()
+    first, second = (b'data: {"number":%d}' % number for number in range(2))
+    assert events == [first, b": keep-alive", second, b"data: [DONE]"]
+
+
 def test_a_stream_that_flows_sends_none(monkeypatch):
     monkeypatch.setattr("blockdraft.server.responses.KEEP_ALIVE_SECONDS", 0.2)
     events = Sent([0.01] * 50).run()

@@ -108,6 +108,19 @@ def test_a_full_queue_answers_429(llm, gate):
         assert server.client.get("/ready").json() == {"ready": True}
 
 
+def test_a_server_without_a_queue_is_not_ready_while_all_places_are_taken(llm, gate):
+    with running_server(llm, max_waiting=0) as server:
+        running = in_background(server, max_tokens=40, n=server.service.engine.max_running)
+        wait_until(lambda: len(server.service.engine._running) == 4)
+        gate.let(1)
+        wait_until(lambda: server.service.engine.load().num_running == 4)
+        assert server.client.get("/ready").status_code == 503
+        assert error_of(server.chat(), 429)["code"] == "queue_full"
+        gate.let()
+        assert running.result().status_code == 200
+        assert server.client.get("/ready").json() == {"ready": True}
+
+
 def test_a_request_that_can_never_fit_is_no_overload(llm):
     with running_server(llm, max_waiting=2) as server:
         assert server.chat(n=6).status_code == 200

@@ -10,6 +10,9 @@ from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.engines.config import EngineConfig
 
+_KINDS = ("dflash", "dflash2")
+"""Of drafters that other engines draft with by the options that they are given."""
+
 
 @dataclass(frozen=True, slots=True)
 class PairFolders:
@@ -42,7 +45,8 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
     """Find both models, and check that they belong together.
 
     Raises:
-        ConfigError: there is nothing to draft with, or a block is not as long.
+        ConfigError: there is nothing to draft with, a block is not as long, or the drafter is of a
+            kind that other engines are not given.
         ModelError: a model cannot be found, or the drafter was made for another target.
     """
     target = resolve_model(settings.llm.target)
@@ -69,8 +73,15 @@ def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
     from blockdraft.models.draft.config import DraftConfig
     from blockdraft.models.draft.own_ends import has_own_ends
     from blockdraft.models.target.loading import check_pair, target_without_weights
+    from blockdraft.speculate.drafters.kinds import kind_of
 
-    config = DraftConfig.from_dict(read_config(drafter))
+    raw = read_config(drafter)
+    if (kind := kind_of(raw)) not in _KINDS:
+        raise ConfigError(
+            f"drafter is {drafter}, of the kind {kind}, and other engines get DFlash drafters only "
+            "from here; leave out engine, or give --drafter none"
+        )
+    config = DraftConfig.from_dict(raw)
     model = target_without_weights(target, trust_remote_code=trust_remote_code)
     check_pair(model, config, has_own_ends=has_own_ends(drafter))
     return config.block_size
