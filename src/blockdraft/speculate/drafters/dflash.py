@@ -67,6 +67,8 @@ class DFlashDrafter(LazyContext):
         self._kernel_draft = None
         if isinstance(self.contexts, PagedContexts):
             self._kernel_draft = kernel_draft(model, self.contexts, in_int8=in_int8)
+            if self._kernel_draft is not None and embed_weight.device.type == "cuda":
+                self._kernel_draft.use_static_shapes()
         linears = plain_linears if self._kernel_draft is None else _fusion
         self.model = packed_copy(model, linears, in_int8=in_int8)
         self.project_context = ContextProjection(self.model, in_int8=in_int8)
