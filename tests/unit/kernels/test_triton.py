@@ -706,6 +706,7 @@ def test_a_pretended_card(monkeypatch):
         assert card_kernels(torch.float32, "cuda") == (True, "")
         dflash = make_dflash(target, drafter.to("cuda"))
         assert type(dflash.contexts.backend) is triton_backend.TritonBackend
+        assert dflash._kernel_draft._static is not None
         found = generate(target, dflash, prompt, params)
     assert found.token_ids == plain.token_ids
 
