@@ -33,6 +33,7 @@ from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.branches import Slot
 from blockdraft.speculate.drafters.conditionals import Candidates
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.slots import SlotCandidates
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Choice
 from blockdraft.speculate.sampler.logits import Place, Scores
@@ -273,9 +274,11 @@ def one_noise_for_all_slots() -> Iterator[None]:
         sequence = place.sequence
         return Stream(sequence.seed, sequence.sample_index, len(sequence.token_ids))
 
-    def slots(drafter: DFlashDrafter, logits: Tensor, row: Row) -> list[Slot]:
+    def slots(
+        drafter: DFlashDrafter, logits: Tensor, row: Row, known: SlotCandidates | None = None
+    ) -> list[Slot]:
         with patch.object(Place, "stream", property(stream)):
-            return real(drafter, logits, row)
+            return real(drafter, logits, row, known)
 
     with patch.object(DFlashDrafter, "_slots", slots):
         yield

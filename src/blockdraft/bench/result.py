@@ -54,12 +54,14 @@ def describe_result(kind: str, llm: "Loaded", definitions: Mapping[str, str]) ->
 
 
 def describe_memory() -> dict[str, int | None]:
-    """The most bytes that this process ever held, and the most that torch took of a GPU."""
+    """The most bytes that this process ever held, and the most that torch took of its GPUs."""
     import torch
 
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
-    on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    on_gpu = None
+    if torch.cuda.is_available():  # without a number, torch tells of the first card alone
+        on_gpu = sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return {"most_process_bytes": most, "most_gpu_bytes": on_gpu}
 

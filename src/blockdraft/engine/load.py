@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from blockdraft.cache.pages import Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.core.machine import give_back_memory, memory_bytes
+from blockdraft.core.machine import give_back_memory
 from blockdraft.core.out_of_memory import full_memory_refused
 from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.memory_plan import num_pages
+from blockdraft.engine.memory_plan import bytes_of, num_pages
 from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.kernels.backends import failed_load, passed_load
 from blockdraft.kernels.hydra_interface import HydraLayers
@@ -211,7 +211,7 @@ def make_target(
             layer_ids=layer_ids,
             exact=config.exact,
             keep_weights=keep_weights,
-            state_bytes=int(SHARE_OF_STATES * memory_bytes()),
+            state_bytes=int(SHARE_OF_STATES * bytes_of(model.device)),
             kv_in_int8=config.kv_cache_dtype == "int8",
         )
     except NotPaged as reason:

@@ -57,7 +57,11 @@ def _page_bytes(config: LLMConfig, shape: LayerShape, dtype: torch.dtype) -> int
 def _memory_bytes(config: LLMConfig, device: torch.device) -> float:
     if config.memory is not None:
         return config.memory * 2**30
+    return SHARE_OF_MEMORY * bytes_of(device)
+
+
+def bytes_of(device: torch.device) -> int:
+    """What is free on a card; of a CPU all memory that is this process's to use."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return SHARE_OF_MEMORY * free
-    return SHARE_OF_MEMORY * memory_bytes()
+        return torch.cuda.mem_get_info(device)[0]
+    return memory_bytes()

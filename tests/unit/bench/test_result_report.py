@@ -11,6 +11,7 @@ from shutil import copytree
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from blockdraft.bench.plan.queueing import Goal
@@ -29,7 +30,14 @@ from blockdraft.bench.report.published import (
 )
 from blockdraft.bench.report.section import ONE_PROMPT
 from blockdraft.bench.report.sections import section_of
-from blockdraft.bench.result import KINDS, Result, machines_of, read_result, read_results
+from blockdraft.bench.result import (
+    KINDS,
+    Result,
+    describe_memory,
+    machines_of,
+    read_result,
+    read_results,
+)
 from blockdraft.bench.tables import three_digits
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
@@ -474,3 +482,11 @@ def test_plots_are_drawn_to_scale():
 
 def test_a_result_without_a_machine_says_so(tmp_path):
     assert Result(tmp_path, "speed", {}).machine == "an unknown machine"
+
+
+def test_memory_is_that_of_all_cards(monkeypatch):
+    """A model may run on any of them, or on several."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=0: 10**device)
+    assert describe_memory()["most_gpu_bytes"] == 111

@@ -16,7 +16,15 @@ from torch.overrides import _pop_mode_temporarily
 from transformers import PreTrainedModel
 
 from blockdraft import LLM, Grammar, SamplingParams
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.plan import ROOT, Tree
+from blockdraft.core.sequence import Sequence
+from blockdraft.engine import load as load_module
+from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.models.attention.plan import AttentionPlan
+from blockdraft.speculate.drafters.slots import Guessable, candidates_of, candidates_of_all
+from blockdraft.speculate.sampler import choose as choose_module
+from blockdraft.speculate.sampler.choose import Walk
 from blockdraft.train.trainer import train
 from tests.parity.checks import generate
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
@@ -67,6 +75,11 @@ def load(folders: tuple[str, str], **options: object) -> LLM:
     return LLM(*folders, dtype="float32", device="cuda", memory=0.1, **options)
 
 
+def sample_of(**params: float) -> Sequence:
+    asked = SamplingParams(max_tokens=8, **params)
+    return Sequence(0, asked, 7, 0, frozenset(), token_ids=[1, 2], num_prompt=2)
+
+
 def kept_quiet(caplog) -> list[str]:
     """Failures of one row or of a drafter, without which the others go on."""
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
@@ -109,6 +122,62 @@ def test_any_target_decodes(kind: str, way: Way, caplog):
         params = replace(PARAMS, temperature=temperature, logprobs=2)
         assert len(generate(target, dflash, range(70), params).token_ids) == PARAMS.max_tokens
     assert kept_quiet(caplog) == []
+
+
+def test_one_wait_serves_the_slots_of_all_rows(monkeypatch):
+    asked, largest = [], TorchBackend.largest
+
+    def counted(backend, scores, num):
+        asked.append(scores.shape[0])
+        return largest(backend, scores, num)
+
+    monkeypatch.setattr(TorchBackend, "largest", counted)
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(num, 50, generator=generator).cuda() for num in (3, 1, 2)]
+    together = candidates_of_all(parts, Guessable(50))
+    assert asked == [6]
+    for found, part in zip(together, parts, strict=True):
+        for own, alone in zip(found, candidates_of(part, Guessable(50)), strict=True):
+            assert own.tolist() == alone.tolist()
+    assert candidates_of_all([], Guessable(50)) == []
+
+
+def test_noise_is_added_on_the_host(monkeypatch):
+    """One copy of logits serves all rows, and those that nobody asks for are not chosen."""
+    chosen, by_kernel = [], choose_module._by_kernel
+
+    def noted(walk, index):
+        chosen.append((walk.logits.device.type, index))
+        return by_kernel(walk, index)
+
+    monkeypatch.setattr(choose_module, "_by_kernel", noted)
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    tree = Tree((1, 2, 3), (ROOT, 0, 1))
+
+    def choices_of(logits):
+        samples = [sample_of(temperature=1.0), sample_of(temperature=0.0)]
+        walks = [Walk.tree(logits, sample, tree) for sample in samples]
+        choosers = choose_module.choose(walks)
+        assert len(chosen) == 1  # the first row of the sampled one
+        found = [[choice_at(index) for index in range(4)] for choice_at in choosers]
+        chosen.clear()
+        return found
+
+    expected = choices_of(logits)
+    assert choices_of(logits.cuda()) == expected
+    choose_module.choose([Walk.tree(logits.cuda(), sample_of(temperature=1.0), tree)])
+    assert chosen == [("cpu", 0)]
+
+
+def test_states_for_other_requests_take_a_share_of_the_card(monkeypatch):
+    given = {}
+
+    def noted(model, pages, **options):
+        given.update(options)
+
+    monkeypatch.setattr(load_module, "PagedTarget", noted)
+    load_module.make_target(LLMConfig(), tiny_target().cuda(), None)
+    assert given["state_bytes"] == int(load_module.SHARE_OF_STATES * 2**28)
 
 
 @pytest.mark.parametrize("architecture", ["dflash", "dflash2"])

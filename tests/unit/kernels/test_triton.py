@@ -16,15 +16,18 @@ from gpucheck.settings import REHEARSAL, ModelSize, Settings
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
-from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.kernels.interface import Backend, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.kernels.weights import Norm
+from blockdraft.models.attention import static_rows
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.attention.visibility import CAUSAL, Visibility
+from blockdraft.models.draft.kernels import kernel_draft
+from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.target import static_forward
 from blockdraft.models.target.exact import RowsDepend
 from tests import triton_interpreter
@@ -513,7 +516,7 @@ def test_only_the_number_of_rows_decides_whether_keys_are_split(monkeypatch):
     assert few.pop("IS_SPLIT")
     assert not many.pop("IS_SPLIT")
     assert few == many
-    assert max(static_forward.SHAPES) == ops.FEW_ROWS
+    assert max(static_rows.SHAPES) == ops.FEW_ROWS
 
 
 def tile_of_rows(x: Tensor, *args: object) -> Tensor:
@@ -665,7 +668,7 @@ def test_fixed_shapes_change_no_bit(make_small):
 def test_faults_of_fixed_shapes_show(make_small, monkeypatch, fault):
     expected = steps(make_small(), False)
     if fault == "scratch page":  # rows that fill up write over the first page of a sequence
-        monkeypatch.setattr(static_forward, "SCRATCH_PAGE", 1)
+        monkeypatch.setattr(static_rows, "SCRATCH_PAGE", 1)
     else:
         write = static_forward.StaticInputs.write
 
@@ -703,8 +706,37 @@ def test_a_pretended_card(monkeypatch):
         assert card_kernels(torch.float32, "cuda") == (True, "")
         dflash = make_dflash(target, drafter.to("cuda"))
         assert type(dflash.contexts.backend) is triton_backend.TritonBackend
+        assert dflash._kernel_draft._static is not None
         found = generate(target, dflash, prompt, params)
     assert found.token_ids == plain.token_ids
+
+
+def test_blocks_of_a_drafter_in_fixed_shapes_change_no_bit(monkeypatch):
+    """Of two sequences, with slots that only fill up, and after others of the same shape."""
+    monkeypatch.setattr("blockdraft.kernels.backends.cpu_backend", triton_on_cpu)
+    monkeypatch.setattr(triton_backend.TritonBackend, "_may_attend", lambda *own: True)
+    monkeypatch.setattr(ops, "MAX_PARTS", 2)
+    model = tiny_drafter(
+        block_size=4, num_hidden_layers=1, layer_types=("sliding_attention",), sliding_window=6
+    )
+    lengths, sizes, found = [7, 5], [2, 3], []
+    positions = torch.tensor([[*range(7, 10)], [*range(5, 8)]])
+    for is_static in (False, True):
+        pages = Pages(8)
+        contexts = PagedContexts(model.config, pages, model.fc.weight)
+        for key, length in enumerate(lengths):
+            pages.open(key, [0], with_context=True)
+            assert pages.reserve(key, length + 3)
+        contexts.kv.pools[0].copy_(draw(*contexts.kv.pools[0].shape))
+        drafts = kernel_draft(model, contexts)
+        assert not is_static or drafts.use_static_shapes()
+        with torch.inference_mode():
+            for seed in (1, 2):
+                block = draw(2, 3, model.config.hidden_size, seed=seed)
+                hidden = drafts(block, positions, [0, 1], lengths, sizes)
+        found.append(hidden)
+    assert torch.equal(found[0][0, :2], found[1][0, :2])
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_what_triton_cannot_launch_is_told_as_torch_would(monkeypatch):

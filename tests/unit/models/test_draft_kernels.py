@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
+from blockdraft.kernels.interface import PagedTables, Rotation, Scoring
+from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.models.attention import static_rows
 from blockdraft.models.draft.context import ContextSpan
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.kernels import kernel_draft
@@ -30,11 +34,14 @@ def draw(*shape: int, seed: int) -> Tensor:
 class Case:
     """Sequences with random features as context, and a block of random embeddings each.
 
-    given_up: the first pages of long sequences have no context.
+    given_up: the first pages of long sequences have no context. by_tables: in fixed shapes, by a
+    backend that reads tables.
     """
 
-    def __init__(self, model: DraftModel, *, given_up: bool = False) -> None:
-        self.given_up = given_up
+    def __init__(
+        self, model: DraftModel, *, given_up: bool = False, by_tables: bool = False
+    ) -> None:
+        self.given_up, self.by_tables = given_up, by_tables
         self.model, dtype = model, model.fc.weight.dtype
         self.features = [
             draw(1, length, model.fc.in_features, seed=i).to(dtype)
@@ -75,16 +82,59 @@ class Case:
             contexts.write(due, self.model.project_context(features, known[None]))
         lengths, sizes = ([values[i] for i in chosen] for values in (LENGTHS, SIZES))
         width = max(sizes)
+        if self.by_tables:
+            contexts.backend = TableBackend(self.model.fc.weight.dtype)
         draft = kernel_draft(self.model, contexts)
         assert draft is not None
-        hidden = draft(
-            self.embeddings[chosen][:, :width],
-            torch.tensor([list(range(length, length + width)) for length in lengths]),
-            chosen,
-            lengths,
-            sizes,
-        )
+        assert draft.use_static_shapes() == self.by_tables
+        positions = [list(range(length, length + width)) for length in lengths]
+        embeddings, places = self.embeddings[chosen][:, :width], torch.tensor(positions)
+        if self.by_tables:  # other rows of the same shape, which must leave nothing
+            draft(embeddings.flip(0), places.flip(0), chosen[::-1], lengths[::-1], sizes[::-1])
+        hidden = draft(embeddings, places, chosen, lengths, sizes)
         return [hidden[place, : SIZES[index]] for place, index in enumerate(chosen)]
+
+
+class TableBackend(TorchBackend):
+    """Finds the keys of each row in tables, as kernels of a card do."""
+
+    packs = reads_pages = True
+
+    def gates(self, activation: object) -> bool:
+        return True
+
+    def rotate_(self, heads: Tensor, num_heads: Any, rotation: Rotation, norms: Any) -> Any:
+        cos, signed_sin = rotation
+        return super().rotate_(heads, num_heads, (cos[:, None], signed_sin[:, None]), norms)
+
+    def rows_of_tables(self, slots: Tensor, tables: PagedTables) -> "TableRows":
+        return TableRows(slots, tables)
+
+
+class TableRows:
+    """Attention row by row, over what lies in the tables when it is computed."""
+
+    def __init__(self, slots: Tensor, tables: PagedTables, ranges: Tensor | None = None) -> None:
+        self.slots, self.tables, self.ranges = slots, tables, ranges
+
+    def seeing(self, ranges: Tensor) -> "TableRows":
+        return TableRows(self.slots, self.tables, ranges)
+
+    def attend(
+        self, kv: PagedKV, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        kv.write(layer, self.slots, key, value)
+        pool, found = kv.pools[layer].flatten(2, 3), []
+        group = query.shape[0] // key.shape[0]
+        for row, (first, end) in enumerate(self.ranges.tolist()):
+            table = int(self.tables.rows[3 * row])
+            positions = torch.arange(first, end)
+            pages = self.tables.page_ids[table + positions // PAGE_SIZE]
+            seen = pool[:, :, pages * PAGE_SIZE + positions % PAGE_SIZE]
+            keys, values = seen.repeat_interleave(group, 1)
+            weights = (keys @ query[:, row, :, None] * scoring.scale).softmax(1)
+            found.append((weights * values).sum(1))
+        return torch.stack(found)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -110,8 +160,8 @@ def test_blocks_do_without_pages_that_were_given_up(options: dict[str, Any]) -> 
     check_blocks(options, torch.float32, given_up=True)
 
 
-def check_blocks(options: dict[str, Any], dtype: torch.dtype, *, given_up: bool = False) -> None:
-    case = Case(tiny_drafter(dtype, **options), given_up=given_up)
+def check_blocks(options: dict[str, Any], dtype: torch.dtype, **kind: bool) -> None:
+    case = Case(tiny_drafter(dtype, **options), **kind)
     alone = [case.found([index])[0] for index in range(len(SIZES))]
     for index, found in enumerate(alone):
         expected = case.expected(index)
@@ -122,6 +172,36 @@ def check_blocks(options: dict[str, Any], dtype: torch.dtype, *, given_up: bool 
             error = (found - alone[index]).float().abs().max()
             # Products of other numbers of rows may round differently, which drafts may.
             assert error <= 64 * torch.finfo(dtype).eps * alone[index].abs().max(), index
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+@torch.inference_mode()
+def test_blocks_in_fixed_shapes_are_those_of_the_model(
+    options: dict[str, Any], given_up: bool
+) -> None:
+    check_blocks(options, torch.float32, given_up=given_up, by_tables=True)
+
+
+@torch.inference_mode()
+def test_more_rows_than_any_shape_keep_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_rows, "SHAPES", (1, 2))
+    case = Case(tiny_drafter(torch.float32), by_tables=True)
+    monkeypatch.setattr(TableBackend, "paged_rows", refused)
+    with pytest.raises(RuntimeError, match="its own shape"):
+        case.found([0])
+
+
+def refused(*args: object) -> None:
+    raise RuntimeError("its own shape")
+
+
+@torch.inference_mode()
+def test_blocks_that_are_convolved_have_no_fixed_shapes() -> None:
+    """Their rows are not independent."""
+    case = Case(tiny_drafter(torch.float32, dflash2=DFLASH2), by_tables=True)
+    with pytest.raises(AssertionError):
+        case.found([0])
 
 
 @pytest.mark.parametrize("options", OPTIONS[1:3], ids=str)

@@ -10,10 +10,11 @@ import torch
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE
 from blockdraft.kernels.interface import Span
 from blockdraft.kernels.torch.backend import TorchBackend
-from blockdraft.models.target import static_forward
+from blockdraft.models.attention import static_rows
+from blockdraft.models.attention.static_rows import SHAPES
+from blockdraft.models.layers.graphs import NUM_WARM
 from blockdraft.models.target.packed_rows import PackedRows
 from blockdraft.models.target.static_forward import (
-    SHAPES,
     StaticForwards,
     StaticInputs,
     StaticOutput,
@@ -66,7 +67,7 @@ def test_inputs_stay_where_they_are():
 
 @pytest.mark.parametrize("limit", ["MAX_PAGES", "MAX_PATH_SLOTS"])
 def test_too_many_keys_fit_no_shape(monkeypatch, limit):
-    monkeypatch.setattr(static_forward, limit, 1)
+    monkeypatch.setattr(static_rows, limit, 1)
     inputs = StaticInputs(4, CPU)
     assert not inputs.write(packed(3))
     assert not inputs.token_ids.any()
@@ -165,7 +166,7 @@ class Doubled:
 
 def on_a_card(compute) -> StaticForwards:
     forwards = StaticForwards(Tables(torch.float32), None, compute, CPU)
-    forwards._captures = True
+    forwards._graphs.captures = True
     return forwards
 
 
@@ -176,7 +177,7 @@ def test_a_card_replays_one_capture_with_new_inputs(card):
     assert four.logits[:2].tolist() == [20, 26]
     assert three.logits[:2].tolist() == [20, 24]
     assert len(card) == 1
-    assert compute.num_calls == static_forward.NUM_WARM + 1
+    assert compute.num_calls == NUM_WARM + 1
 
 
 def test_what_cannot_be_captured_runs_without(card, caplog):
@@ -191,7 +192,7 @@ def test_what_cannot_be_captured_runs_without(card, caplog):
     forwards = on_a_card(waits)
     for num_rows in (4, 3, 8):
         assert forwards(packed(num_rows)).logits[:2].tolist() == [20, 2 * (9 + num_rows)]
-    assert caplog.text.count("no CUDA graphs: operation not permitted") == 1
+    assert caplog.text.count("no CUDA graphs of the target: operation not permitted") == 1
     assert len(card) == 1
     assert Stream.current == [usual]
 

@@ -229,8 +229,8 @@ def test_the_first_path_is_the_chain_that_is_drafted_without_trees():
         drafter = make_dflash(target, tiny_drafter(block_size=BLOCK))
         real = drafter._slots
 
-        def slots(logits, row):
-            found = real(logits, row)
+        def slots(logits, row, known=None):
+            found = real(logits, row, known)
             seen.append([slot.token_ids[0] for slot in found])
             return found
 

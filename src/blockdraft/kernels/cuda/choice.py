@@ -72,13 +72,14 @@ def _is_off() -> bool:
 
 
 def _tried(dtype: torch.dtype, device: torch.device | str) -> _Choice:
-    if find_spec("triton") is None:
-        return _Choice(None, "triton is not installed")
-    # Whatever keeps Triton from compiling or a card from running it: models run without.
-    try:
-        backend, fault = _checked(dtype, device)
-    except Exception as error:
-        backend, fault = None, _told(error)
+    backend: Backend | None = None
+    fault = "triton is not installed"
+    if find_spec("triton") is not None:
+        # Whatever keeps Triton from compiling or a card from running it: models run without.
+        try:
+            backend, fault = _checked(dtype, device)
+        except Exception as error:
+            fault = _told(error)
     if fault:
         logger.warning("no Triton kernels on %s: %s", device, fault)
     return _Choice(backend, fault)

@@ -154,11 +154,9 @@ class TorchBackend:
 
     def largest(self, scores: Tensor, num: int) -> Largest:
         """See Backend.largest."""
-        scores, num = scores.float(), min(num, scores.shape[1])
-        values, places = scores.topk(num)
-        if bool(values.isnan().any()):  # they count as the largest
-            scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-            values, places = scores.topk(num)
+        # Always: to ask first whether there is a NaN would be another wait for a card.
+        scores = scores.float().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        values, places = scores.topk(min(num, scores.shape[1]))
         totals = (scores - values[:, :1]).exp_().sum(1)
         return Largest(values.cpu().numpy(), places.cpu().numpy(), totals.cpu().numpy())
 

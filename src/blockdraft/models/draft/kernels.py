@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.interface import Backend, LayerParts, Rotation, Scoring
-from blockdraft.models.attention.plan import LayerAttention, kinds_of
+from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, kinds_of
 from blockdraft.models.draft.convolution import DynamicConvolution, Layer, convolve, dynamic_taps
 from blockdraft.models.draft.dflash import DraftLayer, DraftModel
 from blockdraft.models.draft.modules import layer_parts
 from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.draft.static_blocks import StaticBlocks, static_blocks
 from blockdraft.models.layers.layer import Attend, DecoderLayer, stack_of
 from blockdraft.models.layers.packed import side_by_side
 from blockdraft.models.layers.rotation_table import RotationTable
@@ -39,6 +40,7 @@ class KernelDraft:
         self._norm = model.norm.parts
         self._stack = stack_of(self._layers, self._attentions, contexts.kv)
         self._kinds, _ = kinds_of(self._attentions)
+        self._static: StaticBlocks | None = None
 
     def __call__(
         self,
@@ -53,17 +55,35 @@ class KernelDraft:
         The blocks stand behind the first `lengths` tokens of the sequences `keys`; of each, the
         first `sizes` slots count.
         """
-        plan = self._contexts.blocks(keys, lengths, sizes)
+        spans, slots = self._contexts.blocks(keys, lengths, sizes)
         end = max(lengths) + positions.shape[1]
         rotation = self._rotations(embeddings, positions.flatten(), end)
         # Rows of all blocks one behind another, unless somebody asks which block a row is of.
         x = embeddings if self._is_convolved else embeddings.reshape(-1, embeddings.shape[-1])
+        found = None if self._static is None else self._static(spans, slots, x, rotation)
+        if found is None:
+            found = self._compute(self._contexts.plan(spans, slots), x, rotation)
+        return found.view(embeddings.shape)
+
+    def use_static_shapes(self) -> bool:
+        """Run blocks of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
+
+        Returns:
+            False if rows are convolved, or the backend cannot, and nothing changes.
+        """
+        if not self._is_convolved:
+            backend, kv = self._contexts.backend, self._contexts.kv
+            self._static = static_blocks(backend, kv, self._compute, kv.pools[0].device)
+        return self._static is not None
+
+    def _compute(self, plan: AttentionPlan, x: Tensor, rotation: Rotation) -> Tensor:
+        """Hidden states of the rows of a plan, normed, as the embeddings x have them."""
         if self._stack is not None:
             _, x = plan.run_stack(self._stack, self._kinds, x, rotation)
         else:
             for index, layer in enumerate(self._layers):
                 x = layer.over_pages(plan, index, self._attentions[index], x, rotation)
-        return self._contexts.backend.norm(x, self._norm).view(embeddings.shape)
+        return self._contexts.backend.norm(x, self._norm)
 
 
 class _Convolved(DecoderLayer):

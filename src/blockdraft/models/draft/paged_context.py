@@ -181,13 +181,16 @@ class PagedContexts:
 
     def blocks(
         self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
-    ) -> AttentionPlan:
+    ) -> tuple[list[Span], list[int]]:
         """What a block of each sequence, behind its first `lengths` tokens, attends to.
 
         A block has `sizes` slots that count, and is filled up to the longest. Its keys and values
         are written behind the context, where there is room: the target will write its own to these
         positions. What a block leaves there is overwritten when its tokens are committed, and seen
         by nobody else until then. Slots that only fill up go to the scratch page, and are not seen.
+
+        Returns:
+            of each block its rows, and of each row where its keys and values go.
         """
         width = max(sizes)
         slots: list[int] = []
@@ -200,6 +203,10 @@ class PagedContexts:
             spans.append(Span(index * width, width, start, stop, page_ids))
             slots += self.pages.slots(key, length, end)
             slots += [SCRATCH_PAGE * PAGE_SIZE] * (width - (end - length))
+        return spans, slots
+
+    def plan(self, spans: Sequence[Span], slots: Sequence[int]) -> AttentionPlan:
+        """Attention of the rows that `blocks` has found."""
         return AttentionPlan(self.backend, self.kv, spans, torch.tensor(slots, device=self._device))
 
     def close(self, key: int) -> None:

@@ -24,7 +24,13 @@ from blockdraft.models.layers.packed import linear_of, packed_copy, plain_linear
 from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.drafters.branches import Marginals, Slot, Successors, best_first
 from blockdraft.speculate.drafters.lazy_context import LazyContext
-from blockdraft.speculate.drafters.slots import Guessable, chosen_slots, slots_of
+from blockdraft.speculate.drafters.slots import (
+    Guessable,
+    SlotCandidates,
+    candidates_of_all,
+    chosen_slots,
+    slots_of,
+)
 from blockdraft.speculate.sampler.choose import choose_processed
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.reference import NO_CHOICE
@@ -61,6 +67,8 @@ class DFlashDrafter(LazyContext):
         self._kernel_draft = None
         if isinstance(self.contexts, PagedContexts):
             self._kernel_draft = kernel_draft(model, self.contexts, in_int8=in_int8)
+            if self._kernel_draft is not None and embed_weight.device.type == "cuda":
+                self._kernel_draft.use_static_shapes()
         linears = plain_linears if self._kernel_draft is None else _fusion
         self.model = packed_copy(model, linears, in_int8=in_int8)
         self.project_context = ContextProjection(self.model, in_int8=in_int8)
@@ -175,10 +183,22 @@ class DFlashDrafter(LazyContext):
         if self.watch is not None:
             self.watch(rows, self.guessable.over_whole_vocabulary(logits))
         with self.recorder.phase("guess"):
+            known = self._candidates(logits, rows)
             return [
-                self._proposal(row, Marginals(self._slots(own, row)))
-                for own, row in zip(logits, rows, strict=True)
+                self._proposal(row, Marginals(self._slots(own, row, candidates)))
+                for own, row, candidates in zip(logits, rows, known, strict=True)
             ]
+
+    def _candidates(self, logits: Tensor, rows: list[Row]) -> list[SlotCandidates | None]:
+        """Of each row that chooses from the logits as they are; None for others."""
+        are_plain = [not row.sequence.params.changes_logits for row in rows]
+        wanted = [
+            own[: row.num_slots]
+            for own, row, is_plain in zip(logits, rows, are_plain, strict=True)
+            if is_plain
+        ]
+        found = iter(candidates_of_all(wanted, self.guessable))
+        return [next(found) if is_plain else None for is_plain in are_plain]
 
     def _proposal(self, row: Row, successors: Successors) -> Proposal:
         """The drafter's chain with its probabilities, and branches if there is room."""
@@ -187,11 +207,14 @@ class DFlashDrafter(LazyContext):
         tree, probabilities = best_first(successors, row.num_draft_tokens)
         return Proposal(tree, probabilities, (self.kind,) * len(tree))
 
-    def _slots(self, logits: Tensor, row: Row) -> list[Slot]:
-        """What is thought of a row's slots, from logits [slots, guessable tokens]."""
+    def _slots(self, logits: Tensor, row: Row, known: SlotCandidates | None = None) -> list[Slot]:
+        """What is thought of a row's slots, from logits [slots, guessable tokens].
+
+        known: see `chosen_slots`.
+        """
         if row.sequence.params.changes_logits:
             return self._changed_slots(logits, row)
-        return chosen_slots(logits[: row.num_slots], row.sequence, self.guessable)
+        return chosen_slots(logits[: row.num_slots], row.sequence, self.guessable, known)
 
     def _changed_slots(self, logits: Tensor, row: Row) -> list[Slot]:
         """The slots of a chain that is chosen first, from logits [slots, guessable tokens].

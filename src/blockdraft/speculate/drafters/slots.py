@@ -28,6 +28,8 @@ MOST_TEMPERATURE = 1e300
 """Larger ones count as this: times the noise, it is still a number."""
 NUM_CANDIDATES = 32
 """Tokens of a slot that are looked at."""
+SlotCandidates = tuple[Ids, Noise, Noise]
+"""Token ids and logits [slots, n] of the largest, and `totals` [slots]; see `_shares`."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,14 @@ def slots_of(
     between the sample's and the first slot. is_one_position: the slots are of siblings, and all
     stand where the first one does.
     """
-    ids, values, totals = _candidates(logits[: len(chain)], guessable)
+    ids, values, totals = candidates_of(logits[: len(chain)], guessable)
     noise = noise_of(ids, sample, num_ahead, is_one_position=is_one_position)
     return _slots(chain, ids, _shares(values, noise, totals))
 
 
-def chosen_slots(logits: Tensor, sample: Sample, guessable: Guessable) -> list[Slot]:
+def chosen_slots(
+    logits: Tensor, sample: Sample, guessable: Guessable, known: SlotCandidates | None = None
+) -> list[Slot]:
     """What a drafter thinks of the slots behind a sample's tokens, its choice there first.
 
     The choice is the target's rule on the drafter's logits, among the tokens of the largest logits
@@ -104,8 +108,10 @@ def chosen_slots(logits: Tensor, sample: Sample, guessable: Guessable) -> list[S
     request's filters than are looked at, it is the rule itself.
 
     logits: [slots, tokens] of a sample whose logits nothing changes. guessable: these tokens.
+    known: what `candidates_of` says of them, for whoever has asked already.
     """
-    (ids, values, totals), params = _candidates(logits, guessable), sample.params
+    ids, values, totals = known or candidates_of(logits, guessable)
+    params = sample.params
     noise = noise_of(ids, sample)
     shares = _shares(values, noise, totals)
     firsts: list[int | None] = [None] * len(ids)
@@ -122,8 +128,17 @@ def chosen_slots(logits: Tensor, sample: Sample, guessable: Guessable) -> list[S
     return _slots(firsts, ids, shares)
 
 
-def _candidates(logits: Tensor, guessable: Guessable) -> tuple[Ids, Noise, Noise]:
-    """Token ids and logits [slots, n] of the largest, and `totals` [slots]; see `_shares`."""
+def candidates_of_all(logits: Sequence[Tensor], guessable: Guessable) -> list[SlotCandidates]:
+    """The same of each of these [slots, tokens]; with one wait for another device."""
+    if not logits or logits[0].device.type == "cpu":
+        return [candidates_of(own, guessable) for own in logits]
+    ends = np.cumsum([own.shape[0] for own in logits])[:-1]
+    found = candidates_of(torch.cat([*logits]), guessable)
+    return list(zip(*(np.split(part, ends) for part in found), strict=True))
+
+
+def candidates_of(logits: Tensor, guessable: Guessable) -> SlotCandidates:
+    """What is looked at of logits [slots, tokens]."""
     found = backend_for(logits.dtype, logits.device).largest(logits, NUM_CANDIDATES)
     ids = guessable.ids_at(found.places)
     return ids, found.values.astype(np.float64), found.totals.astype(np.float64)

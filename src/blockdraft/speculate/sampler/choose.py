@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as IdSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import overload
 
@@ -124,6 +124,7 @@ def choose(walks: list[Walk]) -> list[Chooser]:
     CPU may skip. Other rows are chosen when they are asked for, so that a caller who stops early
     pays for no more. An error at a row concerns no other walk.
     """
+    walks = _noisy_on_host(walks)
     are_greedy = [walk.is_greedy for walk in walks]
     at_once = [walk.first if _is_lazy(walk) else walk for walk in walks]
     pairs = list(zip(at_once, are_greedy, strict=True))
@@ -138,6 +139,22 @@ def choose(walks: list[Walk]) -> list[Chooser]:
         else:
             choosers.append(partial(_found_at, walk, next(others)))
     return choosers
+
+
+def _noisy_on_host(walks: list[Walk]) -> list[Walk]:
+    """The same, the logits of those that are not greedy on the CPU: noise and kernels are there.
+
+    With one wait for another device.
+    """
+    are_far = [not walk.is_greedy and walk.logits.device.type != "cpu" for walk in walks]
+    far = [walk.logits for walk, is_far in zip(walks, are_far, strict=True) if is_far]
+    if not far:
+        return walks
+    copied = iter(torch.split(torch.cat(far).cpu(), [own.shape[0] for own in far]))
+    return [
+        replace(walk, logits=next(copied)) if is_far else walk
+        for walk, is_far in zip(walks, are_far, strict=True)
+    ]
 
 
 def _is_lazy(walk: Walk) -> bool:

@@ -1,0 +1,59 @@
+"""Computations of a few fixed shapes, which a card replays as CUDA graphs."""
+
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+
+NUM_WARM = 2
+"""Runs before a graph is made of one: kernels are compiled, and libraries set up."""
+
+Output = TypeVar("Output")
+
+logger = logging.getLogger(__name__)
+
+
+class Graphs(Generic[Output]):
+    """Runs what reads and writes memory that stays; on a card it is captured once for each shape.
+
+    what: its name in the log. copied: of an output, since the next replay writes to the same
+    memory. captures: False where nothing is captured any more, and everything runs as it is.
+    """
+
+    def __init__(self, what: str, device: torch.device, copied: Callable[[Output], Output]) -> None:
+        self._what, self._device, self._copied = what, device, copied
+        self.captures = device.type == "cuda"
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
+
+    def __call__(self, shape: int, run: Callable[[], Output]) -> Output:
+        """What `run` gives, which is the same computation for all calls of a shape."""
+        if self.captures and shape not in self._graphs:
+            self._capture(shape, run)
+        if shape not in self._graphs:
+            return run()
+        graph, output = self._graphs[shape]
+        graph.replay()
+        return self._copied(output)
+
+    def _capture(self, shape: int, run: Callable[[], Output]) -> None:
+        try:
+            # The current card of this thread may be another one.
+            with torch.cuda.device(self._device):
+                usual = torch.cuda.current_stream()
+                stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                stream.wait_stream(usual)
+                # A capture that fails does not leave its stream, so this one is around it; and
+                # without a stream it takes one of the card that was captured on first.
+                with torch.cuda.stream(stream):
+                    for _ in range(NUM_WARM):
+                        run()
+                    graph = torch.cuda.CUDAGraph()
+                    # Other threads may use the card meanwhile.
+                    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                        output = run()
+                usual.wait_stream(stream)
+            self._graphs[shape] = graph, output
+        except RuntimeError as error:  # an operation of the model waits for the card
+            logger.warning("no CUDA graphs of %s: %s", self._what, str(error).split("\n")[0])
+            self.captures = False
