@@ -197,7 +197,7 @@ def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
 def test_a_journal_of_another_run_is_refused(tmp_path):
     path = tmp_path / "j.jsonl"
     Journal(path, {"options": {"max_tokens": 1}, "prompts": "a"})
-    with pytest.raises(ConfigError, match="another options, which cannot be gone on with"):
+    with pytest.raises(ConfigError, match="with other max_tokens, which cannot be gone on with"):
         Journal(path, {"options": {"max_tokens": 2}, "prompts": "a"})
     path.write_text('{"prompt": "x"}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="no journal of bench pareto"):
