@@ -133,6 +133,9 @@ def test_figures_of_a_point(llm):
     assert drafted.measures.tau_macro == pytest.approx(2.0)
     # Asked again in the second repeat.
     assert drafted.measures.speedup.num_prompts == len(PROMPTS) < drafted.num_outputs
+    # Requests that run together share their steps, so they have no band.
+    bands = {n: points["drafter", n].measures.speedup.low for n in PARETO.concurrency}
+    assert [n for n, low in bands.items() if low is not None] == [1]
     # Every output repeats one token.
     assert drafted.without_loops is None
 

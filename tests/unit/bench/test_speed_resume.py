@@ -107,8 +107,10 @@ def test_an_interrupted_command_goes_on_and_measures_nothing_twice(arguments, mo
         broken_off = run(*arguments)
     assert broken_off.exit_code == INTERRUPTED
     said = broken_off.stderr.splitlines()[-1]
-    assert said.startswith(f"blockdraft: interrupted; {journal_of(arguments)} has what was measured")
-    assert said.endswith("and the same command goes on")
+    assert said == (
+        f"blockdraft: interrupted; {journal_of(arguments)} has what was measured, and the same "
+        "command goes on"
+    )
     assert not arguments[-1].exists()
     calls = interrupt_at(monkeypatch, 99)
     assert run(*arguments).exit_code == 0
