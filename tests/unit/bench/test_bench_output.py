@@ -49,3 +49,10 @@ def test_a_run_that_keeps_nothing_only_says_that_it_was_interrupted(tmp_path):
     assert "the same command goes on" in journal.how_to_go_on()
     journal.remove()
     assert journal.how_to_go_on() == "interrupted"
+
+
+def test_a_text_that_is_missing_is_told_in_words():
+    said = refusal("bench", "context", "--text", "absent.txt")
+    assert said.endswith(
+        "cannot read absent.txt: No such file or directory; give a text file in UTF-8"
+    )
