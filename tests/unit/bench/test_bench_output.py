@@ -43,6 +43,12 @@ def test_no_plan_or_page_is_written_over_a_result(tmp_path):
         assert "this command reads it" in refusal("bench", *command, result)
 
 
+@pytest.mark.parametrize("option", ["--against-model", "--assistant"])
+def test_options_of_other_engines_are_refused_without_one(prompts, option):
+    said = refusal("bench", "speed", "--prompts", prompts, option, "some")
+    assert said.endswith(f"{option} is for other engines; name them with --against")
+
+
 def test_a_run_that_keeps_nothing_only_says_that_it_was_interrupted(tmp_path):
     assert SpeedJournal().how_to_go_on() == "interrupted"
     journal = SpeedJournal(tmp_path / "x.json.part.jsonl", {})

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from tools import summarize_pair
+from tools.experiments import band_coverage
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks/default-pair"
@@ -31,6 +32,13 @@ def test_the_summary_says_what_was_measured_and_how():
         assert part in written["drafter"]
     row = written["runs"]["untuned"]["all"]
     assert written["definitions"].keys() == {"num_prompts", *row["greedy"]}
+
+
+def test_a_band_of_many_prompts_holds_the_ratio_of_all_more_often():
+    rows = band_coverage.conversations(RESULTS / "default-greedy.json")
+    assert len(rows) == 70  # both turns of MT-Bench in one
+    few, many = (band_coverage.coverage(rows, size, 60) for size in (2, 40))
+    assert few < 0.8 < many
 
 
 def test_a_page_names_the_day_of_the_results():
