@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from blockdraft.bench.measures import bootstrap_band, summed_by_prompt
+from blockdraft.bench.measures import MEASURES, bootstrap_band, summed_by_prompt
 from blockdraft.bench.speed.figures import DEFINITIONS
 
 NAMES = {
@@ -136,11 +136,14 @@ def summary(runs: Mapping[str, Sequence[Result]], machine: str) -> dict[str, Any
         "versions": first["versions"],
         "target": "smollm2-135m: SmolLM2-135M-Instruct, its 4-bit (Q4_1) file dequantized to "
         "bfloat16",
-        "drafter": "smollm2-135m-dflash as the package has it: adaptive, with trees, lookup and "
-        "n-grams",
+        "drafter": "smollm2-135m-dflash as the package has it: adaptive, with trees, lookup, "
+        "n-grams and a Hydra head",
         "baseline": "plain decoding by this engine, without drafts; each prompt both ways in turns",
         "definitions": {
-            key: DEFINITIONS[key] for key in ("acceptance_length", "speedup_over_plain")
+            "num_prompts": DEFINITIONS["num_prompts"],
+            "tau": DEFINITIONS["acceptance_length"],
+            "speedup": DEFINITIONS["speedup_over_plain"],
+            "band": MEASURES["band"],
         },
         "runs": {kind: run_of(kind, *results) for kind, results in runs.items()},
     }

@@ -69,6 +69,9 @@ class SpeedConfig(RequestOptions):
             raise ConfigError(
                 f"against_timeout is {self.against_timeout:g}; give seconds above 0, such as 600"
             )
+        if not self.against and (self.against_model is not None or self.assistant is not None):
+            name = "assistant" if self.against_model is None else "against_model"
+            raise ConfigError(f"{name} is for other engines; name them with --against")
         if self.against and self.temperature > 0:
             raise ConfigError(
                 f"temperature is {self.temperature:g}, but --against compares greedy decoding, for "

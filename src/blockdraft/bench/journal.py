@@ -30,6 +30,10 @@ def journal_path(output: Path | None) -> Path | None:
     return output.with_name(output.name + ENDING)
 
 
+OPTIONS = ("models", "options")
+"""Settings that hold options by name; the others hold paths, digests or versions."""
+
+
 class RowJournal(Generic[T]):
     """The rows that are done, in the order in which they were written.
 
@@ -84,6 +88,12 @@ class RowJournal(Generic[T]):
             with write_errors_named(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
+    def how_to_go_on(self) -> str:
+        """What is said of a run that is broken off."""
+        if self._path is None or not self._path.exists():
+            return "interrupted"
+        return f"interrupted; {self._path} has what was measured, and the same command goes on"
+
     def remove(self) -> None:
         """Delete the file: the result is written."""
         if self._path is not None:
@@ -101,12 +111,26 @@ def _check_settings(path: Path, first: Row, settings: Mapping[str, Any], command
             f"{path} is of a run with --threads {then}, and now there are {now}; give --threads "
             f"{then}, delete it, or give another --output"
         )
-    other = sorted(key for key in {*found, *settings} if found.get(key) != settings.get(key))
+    other = [
+        name
+        for key in sorted({*found, *settings})
+        for name in _changed(key, found.get(key), settings.get(key))
+    ]
     if other:
         raise ConfigError(
-            f"{path} is of a run with another {', '.join(other)}, which cannot be gone on with; "
-            "delete it, or give another --output"
+            f"{path} is of a run with other {', '.join(dict.fromkeys(other))}, which cannot be "
+            "gone on with; delete it, or give another --output"
         )
+
+
+def _changed(name: str, then: Any, now: Any) -> list[str]:
+    """The settings that differ: options by their own names, others as a whole."""
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        pairs = zip(then, now, strict=True)
+        return [found for one, other in pairs for found in _changed(name, one, other)]
+    if name in OPTIONS and isinstance(then, dict) and isinstance(now, dict):
+        return [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    return [name] if then != now else []
 
 
 def sample_row(sample: TimedOutput) -> dict[str, Any]:

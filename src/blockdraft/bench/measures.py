@@ -8,6 +8,7 @@ outputs of a row.
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 
 import numpy as np
@@ -27,7 +28,9 @@ MEASURES = {
     "speedup": "tokens_per_second over that of the baseline for the same prompts, end to end",
     "decode_speedup": "decode_tokens_per_second over that of the baseline for the same prompts",
     "band": "95 % bootstrap interval: prompts are drawn again with replacement, each with all its "
-    "turns and outputs of both sides, 2000 times with a fixed seed; none for a single prompt",
+    "turns and outputs of both sides, 2000 times with a fixed seed; too narrow with few prompts, "
+    "and blind to what changes from run to run; none for a single prompt, nor where a fixed number "
+    "of requests run at once, which share their steps",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
     "tau_micro": "the same as acceptance_length: tokens of all outputs over passes of all outputs",
     "tau_macro": "mean over outputs of the tau of each",
@@ -154,6 +157,7 @@ def speedup_of(
     prompts: Sequence[Hashable] | None = None,
     *,
     decode_only: bool = False,
+    with_band: bool = True,
 ) -> Speedup | None:
     """Both sides have the same prompts in the same order, at least one.
 
@@ -164,6 +168,7 @@ def speedup_of(
         prompts: the prompt of each output, for the band; None if each has another. Outputs of one
             prompt tell the same thing again, whatever their number, and the turns of a conversation
             hang together.
+        with_band: False for requests that ran together. What slows a step slows all of them alike.
     """
     sides = [
         np.array([_work(sample, decode_only) for sample in side], dtype=np.float64)
@@ -176,7 +181,7 @@ def speedup_of(
     value = float(_ratio(rows.sum(axis=0)[None])[0])
     if prompts is not None:
         rows = summed_by_prompt(rows, prompts)
-    if len(rows) < 2:
+    if len(rows) < 2 or not with_band:
         return Speedup(value, baseline, None, None, len(rows))
     low, high = bootstrap_band(rows)
     return Speedup(value, baseline, low, high, len(rows))
@@ -259,10 +264,12 @@ def measures_of(
     samples: Sequence[TimedOutput],
     plain_samples: Sequence[TimedOutput] | None = None,
     prompts: Sequence[Hashable] | None = None,
+    *,
+    with_bands: bool = True,
 ) -> Measures:
     """Over at least one output; plain decoding has the same prompts in the same order.
 
-    `prompts` as of `speedup_of`.
+    `prompts` and `with_bands` as of `speedup_of`.
     """
     rate, acceptance = rate_of(samples), total_acceptance(samples)
     first = percentiles_of([sample.first_token_seconds for sample in samples])
@@ -273,8 +280,10 @@ def measures_of(
     if plain_samples is not None:
         pairs = zip(samples, plain_samples, strict=True)
         equal = fmean(one.token_ids == other.token_ids for one, other in pairs)
-        speedup = speedup_of(samples, plain_samples, "plain", prompts)
-        decode = speedup_of(samples, plain_samples, "plain", prompts, decode_only=True)
+        over_plain = partial(
+            speedup_of, samples, plain_samples, "plain", prompts, with_band=with_bands
+        )
+        speedup, decode = over_plain(), over_plain(decode_only=True)
     return Measures(
         num_outputs=len(samples),
         num_tokens=sum(len(sample.token_ids) for sample in samples),
@@ -302,10 +311,12 @@ def without_loops(
     samples: Sequence[TimedOutput],
     plain_samples: Sequence[TimedOutput],
     prompts: Sequence[Hashable],
+    *,
+    with_bands: bool = True,
 ) -> Measures | None:
     """The measures of the outputs that do not loop, each beside plain decoding; None if all do.
 
-    `prompts` as of `speedup_of`.
+    `prompts` and `with_bands` as of `speedup_of`.
     """
     rows = [
         row
@@ -315,4 +326,4 @@ def without_loops(
     if not rows:
         return None
     ours, theirs, asked = zip(*rows, strict=True)
-    return measures_of(ours, theirs, prompts=asked)
+    return measures_of(ours, theirs, prompts=asked, with_bands=with_bands)

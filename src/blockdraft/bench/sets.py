@@ -49,7 +49,12 @@ SETS = {
         PromptSet("mt-bench", "mt_bench", 80, "Apache-2.0", "lm-sys/FastChat", "paper"),
         PromptSet("spec-bench", "spec_bench", 480, "Apache-2.0", "hemingkx/Spec-Bench", "mixed"),
         PromptSet(
-            "speed-bench", "speed_bench", None, "your copy's own", "nvidia/SPEED-Bench", "mixed"
+            "speed-bench",
+            "speed_bench",
+            None,
+            "license of your copy",
+            "nvidia/SPEED-Bench",
+            "mixed",
         ),
         PromptSet("ifeval", "ifeval", 541, "Apache-2.0", "google-research/ifeval", "formats"),
         PromptSet("bfcl", "bfcl_v4", 1258, "Apache-2.0", "ShishirPatil/gorilla", "tools"),

@@ -43,6 +43,11 @@ def spread_cells(spread: "Spread") -> tuple[str, str]:
     )
 
 
+def tau_words(tau: float) -> str:
+    """Nothing for 0: where no pass came after the prompt's, as for single tokens, there is none."""
+    return f"{tau:.2f}" if tau else ""
+
+
 def three_digits(value: float) -> str:
     """As many decimals as leave three digits, so that a column fits slow and fast machines."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"

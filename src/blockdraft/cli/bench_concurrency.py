@@ -92,9 +92,9 @@ def concurrency(
         ledger=ledger,
     )
     check_waterfall(waterfall, with_ledger=ledger)
-    _measure_concurrency(
-        options.llm_config(ctx.params), config, workload, output, waterfall, as_json
-    )
+    llm_config = options.llm_config(ctx.params)
+    check_before_loading(llm_config, output, prompts)
+    _measure_concurrency(llm_config, config, workload, output, waterfall, as_json)
 
 
 def _measure_concurrency(
@@ -105,7 +105,6 @@ def _measure_concurrency(
     waterfall: Path | None,
     as_json: bool,
 ) -> None:
-    check_before_loading(llm_config, output)
     llm = load_for_prompts(
         llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
     )
@@ -176,9 +175,9 @@ def never_slower(
         pairs=pairs,
         max_tokens=max_tokens,
     )
-    _measure_never_slower(
-        options.llm_config(ctx.params), config, workload, bad_drafter, output, as_json
-    )
+    llm_config = options.llm_config(ctx.params)
+    check_before_loading(llm_config, output, prompts)
+    _measure_never_slower(llm_config, config, workload, bad_drafter, output, as_json)
 
 
 def _measure_never_slower(
@@ -189,7 +188,6 @@ def _measure_never_slower(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    check_before_loading(llm_config, output)
     llm = load_for_prompts(
         llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
     )

@@ -72,14 +72,14 @@ def context(
         max_tokens=max_tokens,
     )
     prose = read_prose(text) if text else python_help()
-    _measure(options.llm_config(ctx.params), config, prose, output, as_json)
+    llm_config = options.llm_config(ctx.params)
+    check_before_loading(llm_config, output, text)
+    _measure(llm_config, config, prose, output, as_json)
 
 
 def _measure(
     llm_config: LLMConfig, config: ContextConfig, prose: Prose, output: Path | None, as_json: bool
 ) -> None:
-    check_before_loading(llm_config, output)
-
     def check(outline: "Outline") -> None:
         from blockdraft.bench.context.bench import check_text
 

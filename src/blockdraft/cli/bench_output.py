@@ -13,7 +13,13 @@ import typer
 from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import BUNDLED, BenchPrompt
 from blockdraft.cli import options
-from blockdraft.cli.output import check_writable, describe_llm, print_json, write_report
+from blockdraft.cli.output import (
+    check_not_read,
+    check_writable,
+    describe_llm,
+    print_json,
+    write_report,
+)
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.fingerprint import sample_files
@@ -52,12 +58,17 @@ def read_prompts_or_bundled(paths: Sequence[Path] | None, folder: Path | None) -
     return read_prompts(paths or [BUNDLED], folder, None)
 
 
-def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
+def check_before_loading(
+    llm_config: LLMConfig, output: Path | None, inputs: Sequence[Path] | None = None
+) -> None:
     """Refuse at once what would fail only after minutes of measuring.
+
+    inputs: files that are read, over which no report is written.
 
     Raises:
         ConfigError: there is no drafter, or the report could not be written.
     """
+    check_not_read(output, inputs)
     if not llm_config.drafts:
         raise ConfigError(
             "there is nothing to compare without a drafter; name one with --drafter, or add "

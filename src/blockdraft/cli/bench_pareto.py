@@ -25,6 +25,7 @@ from blockdraft.cli.bench_output import (
     settings_of,
     show_points,
 )
+from blockdraft.cli.interruption import says_how_to_go_on
 from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.words import choice_of
 
@@ -84,7 +85,7 @@ def pareto(
         seed=seed,
     )
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output)
+    check_before_loading(llm_config, output, prompts)
     chosen = mixed_prompts(workload, config.requests_per_point)
     configs = [llm_config, *(replace(llm_config, drafter=name) for name in also_drafter or [])]
     if len({one.drafter for one in configs}) < len(configs):
@@ -104,7 +105,8 @@ def pareto(
     journal = Journal(journal_path(output), settings)
     missing = len(config.concurrency) * config.repeats - len(journal.repeats)
     progress = Progress("pareto", missing, "repeats of all ways")
-    measured = bench.run(workload, config, journal, progress.advance)
+    with says_how_to_go_on(journal.how_to_go_on):
+        measured = bench.run(workload, config, journal, progress.advance)
     lens = map(len, encode_prompts(bench.llm, chosen, config.params))
     publish(pareto_json(bench, config, measured, fmean(lens)), output, as_json=as_json)
     journal.remove()

@@ -8,7 +8,7 @@ import typer
 from blockdraft.bench.result import read_result, read_results
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Output, publish
-from blockdraft.cli.output import check_writable, write_report
+from blockdraft.cli.output import check_not_read, check_writable, write_report
 from blockdraft.core.errors import NO, ConfigError
 
 
@@ -70,6 +70,7 @@ def plan(
         first_token_seconds=None if max_ttft is None else max_ttft / 1000,
         percentile=percentile,
     )
+    check_not_read(output, [curve] if arrivals is None else [curve, arrivals])
     check_writable(output)
     result = read_result(curve)
     services = services_of(result)
@@ -138,6 +139,7 @@ def report(
     check_writable(html)
     found = read_results(results)
     earlier = [] if against is None else read_results(against)
+    check_not_read(html, [one.path for one in [*found, *earlier]])
     sections = documents.sections_of(found, earlier)
     if html is not None:
         write_report(html, documents.render_page(sections, found))

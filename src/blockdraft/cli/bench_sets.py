@@ -15,6 +15,10 @@ def sets(as_json: options.Json = False) -> None:
     if as_json:
         print_json([asdict(one) for one in SETS.values()])
         return
+    print(
+        "Name: what it measures (paper: one of the seven sets of the DFlash paper), prompts, "
+        "license, source;\nbelow it the file that the folder of --sets must hold."
+    )
     for one in SETS.values():
         number = "" if one.num_prompts is None else f"{one.num_prompts} prompts, "
         suffix = " (the boxed-answer line is added)" if one.suffix else ""

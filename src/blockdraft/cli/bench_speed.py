@@ -29,6 +29,7 @@ from blockdraft.cli.bench_output import (
     publish,
     settings_of,
 )
+from blockdraft.cli.interruption import says_how_to_go_on
 from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
@@ -146,10 +147,12 @@ def speed(
     """Time plain decoding, drafted decoding and transformers on each prompt in turn.
 
     Every turn of a conversation is asked, after the answers of plain decoding. With --output the
-    same command resumes an interrupted run, unless it has a --ledger.
+    same command resumes an interrupted run, unless it has a --ledger. Exits with 1 if any output
+    differs from plain decoding although exactness was asked for.
     """
     workload = read_prompts(prompts, sets_folder, limit, seed, thinking)
     llm_config = options.llm_config(ctx.params)
+    check_before_loading(llm_config, output, prompts)
     if force_acceptance is not None:
         refused = {
             "--ledger is of real verdicts": ledger or waterfall is not None,
@@ -217,7 +220,9 @@ def demo(
     workload = first_of_each_category(read_workload(BUNDLED), per_kind)
     greedy = SpeedConfig(max_tokens=max_tokens, with_transformers=with_transformers)
     sampled = replace(greedy, temperature=DEMO_TEMPERATURE)
-    _measure(options.llm_config(ctx.params), [greedy, sampled], workload, output, as_json)
+    llm_config = options.llm_config(ctx.params)
+    check_before_loading(llm_config, output)
+    _measure(llm_config, [greedy, sampled], workload, output, as_json)
 
 
 def _measure_break_even(
@@ -227,7 +232,6 @@ def _measure_break_even(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    check_before_loading(llm_config, output)
     # How much is drafted must not depend on verdicts that mean nothing.
     llm = load_for_prompts(replace(llm_config, adaptive=False), workload, [config.params])
     from blockdraft.bench.speed.break_even import (
@@ -255,7 +259,6 @@ def _measure(
 
     `--exact off` promises no equality, so a difference is shown there and is no failure.
     """
-    check_before_loading(llm_config, output)
     all_params = [config.params for config in configs]
     llm = load_for_prompts(llm_config, workload, all_params, multi_turn=True)
     from blockdraft.bench.journal import journal_path
@@ -269,11 +272,14 @@ def _measure(
     journal = SpeedJournal(None if with_ledger else journal_path(output), settings)
     num_turns = sum(1 + len(prompt.later) for prompt in workload)
     runs = []
-    with started_engines(configs[0].against, llm, configs[0]) as others:
+    with (
+        says_how_to_go_on(journal.how_to_go_on),
+        started_engines(configs[0].against, llm, configs[0]) as others,
+    ):
         with_transformers = configs[0].with_transformers
         bench = SpeedBench(llm, with_transformers=with_transformers, others=others)
         for number, config in enumerate(configs):
-            size = f", {config.max_tokens} tokens" if config.ignore_eos else ""
+            size = f", {counted(config.max_tokens, 'token')}" if config.ignore_eos else ""
             progress = Progress(f"{choice_of(config.temperature)}{size}", num_turns)
             found = bench.run(workload, config, progress.advance, journal.part(number))
             runs.append((config, found))

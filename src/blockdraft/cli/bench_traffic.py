@@ -20,6 +20,7 @@ from blockdraft.cli.bench_output import (
     read_prompts_or_bundled,
     settings_of,
 )
+from blockdraft.cli.interruption import says_how_to_go_on
 from blockdraft.core.errors import NO, ConfigError
 
 _TRAFFIC = TrafficConfig()
@@ -85,7 +86,7 @@ def traffic(
     workload = read_prompts_or_bundled(prompts, sets_folder)
     chosen = mixed_prompts(workload, min(len(workload), config.num_requests))
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output)
+    check_before_loading(llm_config, output, prompts)
     llm = load_for_prompts(llm_config, chosen, all_params)
     from rich.console import Console
 
@@ -104,7 +105,8 @@ def traffic(
     asked = draw_requests(config, len(chosen))
     encoded = encode_prompts(llm, chosen, all_params[0])
     progress = Progress("traffic", config.repeats - len(journal.repeats), "repeats")
-    measured = measure_traffic(llm, encoded, asked, config, journal, progress.advance)
+    with says_how_to_go_on(journal.how_to_go_on):
+        measured = measure_traffic(llm, encoded, asked, config, journal, progress.advance)
     ids = [prompt.id for prompt in chosen]
     publish(report.traffic_json(llm, config, asked, ids, measured), output, as_json=as_json)
     journal.remove()

@@ -65,6 +65,19 @@ def check_writable(path: Path | None) -> None:
         ) from None
 
 
+def check_not_read(path: Path | None, inputs: Iterable[Path] | None) -> None:
+    """Refuse to write over a file that the command reads, such as somebody's prompts.
+
+    Raises:
+        ConfigError: it is one of them.
+    """
+    if path is None or not path.exists() or is_special(path):
+        return
+    for read in inputs or ():
+        if read.exists() and path.samefile(read):
+            raise ConfigError(f"cannot write {path}: this command reads it; name another file")
+
+
 def write_report(path: Path, text: str) -> None:
     """Write a file that was asked for, whole or not at all.
 

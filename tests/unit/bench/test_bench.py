@@ -150,6 +150,16 @@ def test_the_table_fits_80_columns():
     assert max(map(len, LEGEND.splitlines())) <= 80
 
 
+def test_single_tokens_have_no_tau_in_the_table():
+    console = Console(width=80, file=io.StringIO())
+    rows = [measurement("one", 1, 0.9, 0.5), measurement("two", 2, 0.9, 0.5)]
+    console.print(table("title", groups_of(rows)))
+    lines = console.file.getvalue().splitlines()
+    rows = {line.split()[0]: line for line in lines if line.split()}
+    assert "0.00" not in rows["one"]
+    assert "2.00" in rows["two"]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_every_way_decodes_every_prompt(llm, temperature):
     bench = SpeedBench(llm)

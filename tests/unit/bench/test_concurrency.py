@@ -183,6 +183,12 @@ def test_what_is_asked_again_is_no_other_prompt(llm):
     assert (found.num_outputs, found.speedup.num_prompts) == (18, len(PROMPTS))
 
 
+def test_requests_that_share_their_steps_have_no_band(llm):
+    for row in point_figures(measure_concurrency(llm, PROMPTS, SMALL)):
+        for speedup in (row.measures.speedup, row.measures.decode_speedup):
+            assert (speedup.low is not None) == (row.concurrency == 1)
+
+
 def test_a_speedup_is_taken_within_a_repeat(llm, monkeypatch):
     seconds = llm._seconds
     # A machine that gets slower and slower: every call takes twice as long as the one before.

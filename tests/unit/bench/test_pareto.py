@@ -133,6 +133,9 @@ def test_figures_of_a_point(llm):
     assert drafted.measures.tau_macro == pytest.approx(2.0)
     # Asked again in the second repeat.
     assert drafted.measures.speedup.num_prompts == len(PROMPTS) < drafted.num_outputs
+    # Requests that run together share their steps, so they have no band.
+    bands = {n: points["drafter", n].measures.speedup.low for n in PARETO.concurrency}
+    assert [n for n, low in bands.items() if low is not None] == [1]
     # Every output repeats one token.
     assert drafted.without_loops is None
 
@@ -197,7 +200,7 @@ def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
 def test_a_journal_of_another_run_is_refused(tmp_path):
     path = tmp_path / "j.jsonl"
     Journal(path, {"options": {"max_tokens": 1}, "prompts": "a"})
-    with pytest.raises(ConfigError, match="another options, which cannot be gone on with"):
+    with pytest.raises(ConfigError, match="with other max_tokens, which cannot be gone on with"):
         Journal(path, {"options": {"max_tokens": 2}, "prompts": "a"})
     path.write_text('{"prompt": "x"}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="no journal of bench pareto"):

@@ -209,7 +209,15 @@ def test_beside_published_figures_a_mark_tells_of_one_prompt(folder):
     assert any(re.match(r"\d\.\d+\*, ", cell) for cell in own)
     assert not any("one prompt" in cell for cell in own)
     assert grid.about.endswith(" *: one prompt, no spread.")
-    assert "one prompt" not in published_section([]).grids[0].about
+
+
+def test_published_figures_stand_beside_ones_own_only(folder):
+    """Of traffic, or of prompts that nobody else has, others published nothing."""
+    alone = read_result(folder / "traffic.json")
+    assert published_section([alone]).grids == []
+    assert "published" not in run_cli(folder / "traffic.json").stdout
+    by_load = published_section([alone, read_result(folder / "pareto.json")]).grids
+    assert [grid.title for grid in by_load] == ["Many requests at once"]
 
 
 @pytest.mark.parametrize("number", [2, 9])

@@ -158,4 +158,6 @@ def test_sets_are_listed_with_licence_and_source():
     assert {one["name"] for one in listed if one["use"] == "paper"} == {
         *("gsm8k", "math500", "aime25", "humaneval", "mbpp", "livecodebench", "mt-bench")
     }
-    assert "openai/human-eval" in run("bench", "sets").stdout
+    said = run("bench", "sets").stdout
+    assert "openai/human-eval" in said
+    assert "paper: one of the seven sets of the DFlash paper" in said.splitlines()[0]

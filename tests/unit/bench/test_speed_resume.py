@@ -104,7 +104,13 @@ def test_an_interrupted_command_goes_on_and_measures_nothing_twice(arguments, mo
     arguments[-1].unlink()
     with monkeypatch.context() as patch:
         interrupt_at(patch, 4)
-        assert run(*arguments).exit_code == INTERRUPTED
+        broken_off = run(*arguments)
+    assert broken_off.exit_code == INTERRUPTED
+    said = broken_off.stderr.splitlines()[-1]
+    assert said == (
+        f"blockdraft: interrupted; {journal_of(arguments)} has what was measured, and the same "
+        "command goes on"
+    )
     assert not arguments[-1].exists()
     calls = interrupt_at(monkeypatch, 99)
     assert run(*arguments).exit_code == 0
@@ -153,7 +159,7 @@ def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, pair):
         said = refusal(*arguments)
     finally:
         weights.write_bytes(before)
-    assert "another weights, which cannot be gone on with" in said
+    assert "of a run with other weights, which cannot be gone on with" in said
 
 
 def test_another_command_does_not_go_on(arguments, monkeypatch):
@@ -161,7 +167,9 @@ def test_another_command_does_not_go_on(arguments, monkeypatch):
         interrupt_at(patch, 2)
         run(*arguments)
     said = refusal(*arguments[:-2], "--temperature", "0.5", *arguments[-2:])
-    assert "another options, which cannot be gone on with" in said
+    assert "of a run with other temperature, which cannot be gone on with" in said
+    said = refusal(*arguments[:-2], "--no-lookup", "--max-tokens", "9", *arguments[-2:])
+    assert "of a run with other lookup, --max-tokens, which cannot be gone on with" in said
     journal_of(arguments).write_text("{}\n", encoding="utf-8")
     assert "no journal of bench speed" in refusal(*arguments)
 

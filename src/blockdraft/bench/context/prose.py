@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.jsonl import prompt_text, read_jsonl
 
 
@@ -55,5 +55,5 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = why_unread(error)
         raise ConfigError(f"cannot read {path}: {reason}; give a text file in UTF-8") from error

@@ -192,6 +192,7 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
     samples, plain_samples = _samples(group), _samples(plain)
     prompts = [prompt for measured in group for prompt in measured.prompts]
     acceptance = total_acceptance(samples)
+    is_alone = group[0].concurrency == 1
     return PointFigures(
         concurrency=group[0].concurrency,
         way=group[0].way.name,
@@ -208,8 +209,8 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         mean_drafted=acceptance.mean_drafted,
         num_outputs=len(samples),
         num_identical=sum(measured.num_identical for measured in group),
-        measures=measures_of(samples, plain_samples, prompts=prompts),
-        without_loops=without_loops(samples, plain_samples, prompts),
+        measures=measures_of(samples, plain_samples, prompts, with_bands=is_alone),
+        without_loops=without_loops(samples, plain_samples, prompts, with_bands=is_alone),
     )
 
 

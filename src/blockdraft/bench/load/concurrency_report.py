@@ -26,7 +26,7 @@ from blockdraft.bench.load.never_slower import (
 )
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.speed.report import describe_output
-from blockdraft.bench.tables import empty_table, spread_cells, three_digits
+from blockdraft.bench.tables import empty_table, spread_cells, tau_words, three_digits
 from blockdraft.llm import LLM
 
 CONCURRENCY_LEGEND = """\
@@ -115,7 +115,7 @@ def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:
             three_digits(row.tokens_per_second_per_user.median),
             *spread_cells(row.speedup_over_plain),
             f"{row.mean_decoding:.1f}",
-            f"{row.acceptance_length:.2f}",
+            tau_words(row.acceptance_length),
             f"{row.mean_depth:.1f}",
             f"{row.num_identical}/{row.num_outputs}",
         )
@@ -170,7 +170,7 @@ def never_slower_table(title: str, rows: Sequence[PairFigures]) -> Table:
             f"{row.ratio.median:.3f}",
             f"{row.ratio.low:.3f}-{row.ratio.high:.3f}",
             f"{row.confidence:.0%}",
-            f"{row.acceptance_length:.2f}",
+            tau_words(row.acceptance_length),
             f"{row.mean_depth:.1f}",
             f"{row.num_identical}/{row.num_outputs}",
         )

@@ -175,6 +175,7 @@ def _point(
     plain = [repeat.runs[PLAIN.name] for repeat in group]
     samples, plain_samples = _samples(runs), _samples(plain)
     prompts = [prompt for repeat in group for prompt in repeat.prompts]
+    is_alone = concurrency == 1
     return ParetoPoint(
         way=way,
         concurrency=concurrency,
@@ -187,8 +188,8 @@ def _point(
         / sum(run.wall_seconds for run in runs),
         num_outputs=len(samples),
         num_identical=sum(run.num_equal(reference) for run in runs),
-        measures=measures_of(samples, plain_samples, prompts=prompts),
-        without_loops=without_loops(samples, plain_samples, prompts),
+        measures=measures_of(samples, plain_samples, prompts, with_bands=is_alone),
+        without_loops=without_loops(samples, plain_samples, prompts, with_bands=is_alone),
     )
 
 

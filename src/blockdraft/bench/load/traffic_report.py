@@ -16,7 +16,13 @@ from blockdraft.bench.load.traffic import (
 )
 from blockdraft.bench.measures import Percentiles
 from blockdraft.bench.result import describe_result
-from blockdraft.bench.tables import empty_table, speedup_cell, spread_cells, three_digits
+from blockdraft.bench.tables import (
+    empty_table,
+    speedup_cell,
+    spread_cells,
+    tau_words,
+    three_digits,
+)
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 
@@ -89,7 +95,7 @@ def traffic_table(title: str, rows: Sequence[TrafficFigures]) -> Table:
             cells = [
                 speedup_cell(found.decode_speedup),
                 speedup_cell(found.speedup),
-                f"{found.tau_micro:.2f}",
+                tau_words(found.tau_micro),
                 *map(
                     _milliseconds,
                     (found.first_token_seconds, found.seconds_per_token, found.largest_gap),

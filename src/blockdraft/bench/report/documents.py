@@ -24,7 +24,7 @@ BEGIN, END = "<!-- results{} -->\n", "<!-- end of results{} -->\n"
 
 
 def sections_of(results: Sequence[Result], earlier: Sequence[Result]) -> list[Section]:
-    """A section for each result, one for what changed, and one for what others published.
+    """A section for each result, one for what changed, and one for what others published of it.
 
     Raises:
         ConfigError: a result lacks what its kind has, or nothing can be compared.
@@ -32,7 +32,8 @@ def sections_of(results: Sequence[Result], earlier: Sequence[Result]) -> list[Se
     sections = [section_of(result) for result in results]
     if earlier:
         sections.append(change_section(results, earlier))
-    return [*sections, published_section(results)]
+    published = published_section(results)
+    return [*sections, published] if published.grids else sections
 
 
 def machine_lines(results: Sequence[Result]) -> list[str]:

@@ -15,7 +15,7 @@ from blockdraft.bench.report.section import (
     tau_cell,
 )
 from blockdraft.bench.result import Result, need
-from blockdraft.bench.tables import three_digits
+from blockdraft.bench.tables import tau_words, three_digits
 
 _REPEATS = (
     "Median, and in brackets lowest and highest of the repeats; over plain decoding with as many "
@@ -36,7 +36,7 @@ def concurrency_section(result: Result) -> Section:
                 spread_words(row["tokens_per_second"]),
                 spread_words(row["tokens_per_second_per_user"]),
                 spread_words(row["speedup_over_plain"]),
-                f"{measures['tau_micro']:.2f}",
+                tau_cell(measures),
                 *latency_cells(measures),
                 f"{row['num_identical']}/{row['num_outputs']}",
                 str(measures["num_looping"]),
@@ -137,7 +137,7 @@ def never_slower_section(result: Result) -> Section:
             f"{row['slowdown']:.3f}",
             f"{row['limit']:.3f}",
             "yes" if row["holds"] else "NO",
-            f"{row['acceptance_length']:.2f}",
+            tau_words(row["acceptance_length"]),
             f"{row['num_identical']}/{row['num_outputs']}",
         ]
         for row in need(result, "figures")

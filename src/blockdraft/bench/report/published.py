@@ -132,12 +132,12 @@ def set_of(name: str) -> str | None:
 
 
 def published_section(results: Sequence[Result]) -> Section:
-    """Figures of others, below one's own of the same sets."""
-    rows = []
+    """Figures of others, below one's own of the same sets, or beside load; else no table."""
+    own = []
     for result in results:
         with damage_refused(result):
-            rows += _own_rows(result)
-    rows += [
+            own += _own_rows(result)
+    rows = own + [
         [
             f"published: {one.method}, {one.target}",
             f"{one.temperature:g}",
@@ -166,16 +166,14 @@ def published_section(results: Sequence[Result]) -> Section:
     )
     heads = ["method", "temperature", *SETS, "all seven", "machine", "source"]
     load_heads = ["method", "prompts", *(f"{n} at once" for n in LOADS), "tau", "machine", "source"]
-    return Section(
-        "Beside figures that others published, on other machines",
-        grids=[
-            # Some of one's own have no band here either.
-            without_repeats(
-                Grid("One request at a time", about, heads, rows), "*", "*: one prompt, no spread."
-            ),
-            Grid("Many requests at once", f"By load. {about}", load_heads, loads),
-        ],
-    )
+    grids = []
+    if own:
+        # Some of one's own have no band here either.
+        grid = Grid("One request at a time", about, heads, rows)
+        grids.append(without_repeats(grid, "*", "*: one prompt, no spread."))
+    if any(result.kind in ("concurrency", "pareto") for result in results):
+        grids.append(Grid("Many requests at once", f"By load. {about}", load_heads, loads))
+    return Section("Beside figures that others published, on other machines", grids=grids)
 
 
 def _own_rows(result: Result) -> list[list[str]]:

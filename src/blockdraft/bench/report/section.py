@@ -6,7 +6,7 @@ from typing import Any
 
 from blockdraft.bench.report import svg
 from blockdraft.bench.result import Result
-from blockdraft.bench.tables import three_digits
+from blockdraft.bench.tables import tau_words, three_digits
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.words import choice_of
 
@@ -78,8 +78,7 @@ def spread_words(spread: Values | None) -> str:
 
 def tau_cell(measures: Values | None) -> str:
     """Over all outputs together; nothing where there were none, or no pass behind the prompts'."""
-    tau = 0.0 if measures is None else measures["tau_micro"]
-    return f"{tau:.2f}" if tau else ""
+    return "" if measures is None else tau_words(measures["tau_micro"])
 
 
 def latency_cells(measures: Values) -> list[str]:

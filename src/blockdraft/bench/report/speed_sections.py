@@ -16,7 +16,7 @@ from blockdraft.bench.report.section import (
 )
 from blockdraft.bench.result import Result, need
 from blockdraft.bench.speed.lengths import BreakEvenLength, length_line
-from blockdraft.bench.tables import three_digits
+from blockdraft.bench.tables import tau_words, three_digits
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.words import counted
 
@@ -69,8 +69,8 @@ def _drafted_cells(row: Values) -> list[str]:
     """Both tau, both speeds, and speed-ups over plain decoding."""
     bands, drafted = row["speedup_bands"], row["ways"]["drafted"]
     return [
-        f"{drafted['tau_micro']:.2f}",
-        f"{drafted['tau_macro']:.2f}",
+        tau_cell(drafted),
+        tau_words(drafted["tau_macro"]),
         three_digits(row["plain"]["tokens_per_second"]),
         three_digits(row["drafted"]["tokens_per_second"]),
         spread_words(bands["plain"]),

@@ -51,10 +51,12 @@ def length_line(found: BreakEvenLength) -> str:
     """What it says, for people."""
     shown = ", ".join(map(str, found.lengths))
     if found.at_least_as_fast_from is None:
-        return f"drafting saves no time at any of {shown} tokens up to the longest"
-    line = f"drafting saves time from {found.at_least_as_fast_from} tokens on, of {shown}"
+        return f"of {shown} tokens, drafted decoding takes longer at the longest"
+    line = (
+        f"of {shown} tokens, drafted decoding takes no longer from {found.at_least_as_fast_from} on"
+    )
     if not found.has_bands:
         return f"{line}; one prompt, no band"
     if found.surely_from is None:
-        return f"{line}; the bands reach below 1"
-    return f"{line}; the whole band is above 1 from {found.surely_from} on"
+        return f"{line}; the band of the longest reaches below 1"
+    return f"{line}; the whole band is at least 1 from {found.surely_from} on"

@@ -20,7 +20,7 @@ from blockdraft.bench.scores.scores import SCORE_DEFINITIONS, scores_of
 from blockdraft.bench.speed.bench import Measurement
 from blockdraft.bench.speed.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
 from blockdraft.bench.speed.lengths import LENGTH_DEFINITIONS, BreakEvenLength, break_even_length
-from blockdraft.bench.tables import empty_table, three_digits
+from blockdraft.bench.tables import empty_table, tau_words, three_digits
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
@@ -163,7 +163,7 @@ def _cells(row: Figures) -> list[str]:
         f"{row.speedup_over_plain:.2f}",
         _band(row.speedup_bands["plain"]),
         *([] if stock is None else [_band(row.speedup_bands["transformers"])]),
-        f"{row.acceptance_length:.2f}",
+        tau_words(row.acceptance_length),
         f"{row.num_identical}/{row.num_prompts}",
         str(row.num_looping),
     ]

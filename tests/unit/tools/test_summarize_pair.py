@@ -1,0 +1,48 @@
+"""The summary that README shows is what the results beside it say."""
+
+import json
+from pathlib import Path
+
+from tools import summarize_pair
+from tools.experiments import band_coverage
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks/default-pair"
+SUMMARY = ROOT / "docs/results/default-pair.json"
+
+
+def made():
+    names = {"benchmarks": "default", "untuned": "untuned"}
+    runs = {
+        kind: [summarize_pair.read(RESULTS / f"{name}-{how}.json") for how in ("greedy", "sampled")]
+        for kind, name in names.items()
+    }
+    written = json.loads(SUMMARY.read_text(encoding="utf-8"))
+    return summarize_pair.summary(runs, written["machine"]), written
+
+
+def test_the_summary_is_that_of_the_results():
+    found, written = made()
+    assert json.loads(json.dumps(found)) == written
+
+
+def test_the_summary_says_what_was_measured_and_how():
+    _, written = made()
+    for part in ("trees", "lookup", "n-grams", "Hydra head"):
+        assert part in written["drafter"]
+    row = written["runs"]["untuned"]["all"]
+    assert written["definitions"].keys() == {"num_prompts", *row["greedy"]}
+
+
+def test_a_band_of_many_prompts_holds_the_ratio_of_all_more_often():
+    rows = band_coverage.conversations(RESULTS / "default-greedy.json")
+    assert len(rows) == 70  # both turns of MT-Bench in one
+    few, many = (band_coverage.coverage(rows, size, 60) for size in (2, 40))
+    assert few < 0.8 < many
+
+
+def test_a_page_names_the_day_of_the_results():
+    _, written = made()
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    (machine,) = [line for line in page.splitlines() if line.startswith("* **Machine**")]
+    assert all(run["date"] in machine for run in written["runs"].values())
