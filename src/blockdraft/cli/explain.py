@@ -10,6 +10,7 @@ import typer
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
 from blockdraft.cli.output import (
+    check_not_read,
     check_writable,
     describe_llm,
     kind_of_failure,
@@ -84,7 +85,9 @@ def explain(
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     if not adaptive:  # whole blocks are the drafter's own
         config = replace(config, lookup=bool(config.lookup), ngrams=False)
-    _check(config, stream=stream, stall_ms=stall_ms, html=html)
+    _check(config, stream=stream, stall_ms=stall_ms)
+    check_not_read(html, None if prompts is None else [prompts])
+    check_writable(html)
     questions = _questions(prompt, prompts)
 
     def encode(tokenizer: "Tokenizer", check: "Check") -> list["Asked"]:
@@ -104,7 +107,6 @@ def _check(
     *,
     stream: bool,
     stall_ms: float | None,
-    html: Path | None,
 ) -> None:
     """Refuse at once what would fail only after the models have been loaded."""
     if not config.drafts:
@@ -115,7 +117,6 @@ def _check(
         raise ConfigError(f"--stall-ms is {stall_ms:g}; give milliseconds above 0")
     if stall_ms is not None and not stream:
         raise ConfigError("--stall-ms needs the timing of --stream; add --stream")
-    check_writable(html)
 
 
 def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:

@@ -83,8 +83,9 @@ def prove(
     and with 1 if one does or a planted fault is missed.
     """
     asked = _options(ctx.params) if replay is None else _replayed(ctx, replay)
+    inputs = [*asked.paths, *([] if replay is None else [replay])]
     for path in (output, html):
-        check_before_loading(asked.llm_config, path)
+        check_before_loading(asked.llm_config, path, inputs)
     certificate = _prove(asked, output, html)
     if as_json:
         print_json(certificate)

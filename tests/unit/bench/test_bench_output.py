@@ -1,4 +1,4 @@
-"""What commands of `bench` refuse before they measure, and what they say when they are ended."""
+"""What `bench` and its like refuse before they measure, and what they say when they are ended."""
 
 import json
 
@@ -33,6 +33,14 @@ def test_no_report_is_written_over_prompts(prompts, command, monkeypatch):
     said = refusal("bench", *command, prompts, "--output", "mine.jsonl")
     assert said.endswith("cannot write mine.jsonl: this command reads it; name another file")
     assert prompts.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "command", [("prove", "--output"), ("prove", "--html"), ("explain", "--html")]
+)
+def test_nor_is_a_page_or_a_certificate(prompts, command):
+    name, option = command
+    assert "this command reads it" in refusal(name, "--prompts", prompts, option, prompts)
 
 
 def test_no_plan_or_page_is_written_over_a_result(tmp_path):
