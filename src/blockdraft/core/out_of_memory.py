@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from blockdraft.core.errors import ConfigError
 
-_SAID = ("out of memory", "can't allocate memory", "alloc_failed")
-"""In lower case, what torch and CUDA's libraries say in errors of other types."""
+_SAID = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+"""In lower case, what torch, the system and CUDA's libraries say in errors of other types."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

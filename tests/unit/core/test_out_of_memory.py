@@ -13,6 +13,7 @@ SHORTAGES = (
     OSError(errno.ENOMEM, "Cannot allocate memory"),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+    RuntimeError("unable to mmap 100176 bytes from file <x>: Cannot allocate memory (12)"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 )
 OTHERS = (
