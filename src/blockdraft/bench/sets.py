@@ -87,9 +87,23 @@ def read_prompts(
     ]
 
 
+def files_of(names: Sequence[Path], folder: Path | None) -> list[Path]:
+    """The files that `read_prompts` reads.
+
+    Raises:
+        ConfigError: a set has no file in `folder`.
+    """
+    return [name if (known := _known(name)) is None else _file_of(known, folder) for name in names]
+
+
+def _known(name: Path) -> PromptSet | None:
+    """The set of a name; a file of that name goes before it."""
+    return None if name.is_file() else SETS.get(str(name))
+
+
 def _read(name: Path, folder: Path | None) -> list[BenchPrompt]:
-    known = SETS.get(str(name))
-    if known is None or name.is_file():
+    known = _known(name)
+    if known is None:
         if not name.suffix and not name.exists():
             raise ConfigError(
                 f"--prompts {name} is neither a file nor a set; sets are {', '.join(SETS)}, and "

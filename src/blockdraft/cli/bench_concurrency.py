@@ -15,6 +15,7 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
+    files_read,
     headline,
     load_for_prompts,
     parse_points,
@@ -91,9 +92,10 @@ def concurrency(
         seed=seed,
         ledger=ledger,
     )
-    check_waterfall(waterfall, with_ledger=ledger)
+    inputs = files_read(prompts, sets_folder)
+    check_waterfall(waterfall, with_ledger=ledger, inputs=inputs)
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output, prompts)
+    check_before_loading(llm_config, output, inputs)
     _measure_concurrency(llm_config, config, workload, output, waterfall, as_json)
 
 
@@ -176,7 +178,7 @@ def never_slower(
         max_tokens=max_tokens,
     )
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output, prompts)
+    check_before_loading(llm_config, output, files_read(prompts, sets_folder))
     _measure_never_slower(llm_config, config, workload, bad_drafter, output, as_json)
 
 

@@ -16,6 +16,7 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
+    files_read,
     headline,
     load_for_prompts,
     parse_points,
@@ -85,7 +86,7 @@ def pareto(
         seed=seed,
     )
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output, prompts)
+    check_before_loading(llm_config, output, files_read(prompts, sets_folder))
     chosen = mixed_prompts(workload, config.requests_per_point)
     configs = [llm_config, *(replace(llm_config, drafter=name) for name in also_drafter or [])]
     if len({one.drafter for one in configs}) < len(configs):

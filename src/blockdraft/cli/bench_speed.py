@@ -23,6 +23,7 @@ from blockdraft.cli.bench_output import (
     Progress,
     SetsFolder,
     check_before_loading,
+    files_read,
     headline,
     load_for_prompts,
     parse_points,
@@ -152,7 +153,8 @@ def speed(
     """
     workload = read_prompts(prompts, sets_folder, limit, seed, thinking)
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output, prompts)
+    inputs = files_read(prompts, sets_folder)
+    check_before_loading(llm_config, output, inputs)
     if force_acceptance is not None:
         refused = {
             "--ledger is of real verdicts": ledger or waterfall is not None,
@@ -183,7 +185,7 @@ def speed(
         against_timeout=against_timeout,
         assistant=assistant,
     )
-    check_waterfall(waterfall, with_ledger=ledger)
+    check_waterfall(waterfall, with_ledger=ledger, inputs=inputs)
     if score:
         check_scored(workload)
     configs = [config] if lengths is None else _of_lengths(config, lengths)

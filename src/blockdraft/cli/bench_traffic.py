@@ -14,6 +14,7 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
+    files_read,
     headline,
     load_for_prompts,
     publish,
@@ -86,7 +87,7 @@ def traffic(
     workload = read_prompts_or_bundled(prompts, sets_folder)
     chosen = mixed_prompts(workload, min(len(workload), config.num_requests))
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output, prompts)
+    check_before_loading(llm_config, output, files_read(prompts, sets_folder))
     llm = load_for_prompts(llm_config, chosen, all_params)
     from rich.console import Console
 

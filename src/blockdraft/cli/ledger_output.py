@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from blockdraft.cli.output import check_writable, write_report
+from blockdraft.cli.output import check_not_read, check_writable, write_report
 from blockdraft.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,14 +25,17 @@ Waterfall = Annotated[
 ]
 
 
-def check_waterfall(path: Path | None, *, with_ledger: bool) -> None:
+def check_waterfall(path: Path | None, *, with_ledger: bool, inputs: Sequence[Path] = ()) -> None:
     """Refuse at once what would fail only after everything has been measured.
+
+    inputs: files that are read, over which nothing is written.
 
     Raises:
         ConfigError: there is no ledger to draw, or the file could not be written.
     """
     if path is not None and not with_ledger:
         raise ConfigError("--waterfall draws a ledger; add --ledger")
+    check_not_read(path, inputs)
     check_writable(path)
 
 

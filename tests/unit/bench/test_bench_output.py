@@ -35,6 +35,19 @@ def test_no_report_is_written_over_prompts(prompts, command, monkeypatch):
     assert prompts.read_bytes() == before
 
 
+@pytest.mark.parametrize("command", ["speed", "concurrency"])
+def test_nor_is_the_picture_of_a_ledger(prompts, command):
+    arguments = ["bench", command, "--prompts", prompts, "--ledger", "--waterfall", prompts]
+    assert "this command reads it" in refusal(*arguments)
+
+
+@pytest.mark.parametrize("command", ["speed", "concurrency", "never-slower", "traffic", "pareto"])
+def test_nor_is_a_report_written_over_the_file_of_a_set(prompts, command):
+    path = prompts.rename(prompts.with_name("humaneval.jsonl"))
+    sets = ["--prompts", "humaneval", "--sets", path.parent]
+    assert "this command reads it" in refusal("bench", command, *sets, "--output", path)
+
+
 @pytest.mark.parametrize(
     "command", [("prove", "--output"), ("prove", "--html"), ("explain", "--html")]
 )
