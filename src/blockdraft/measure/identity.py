@@ -88,7 +88,7 @@ def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
     """The same but for the files of the target: settings, machine, code and versions."""
     import torch
 
-    from blockdraft.kernels.backends import describe_kernels
+    from blockdraft.kernels.backends import card_kernels, describe_kernels
 
     kernels = describe_kernels(loaded.dtype, loaded.device)
     settings = {name: value for name, value in asdict(loaded.config).items()
@@ -103,6 +103,8 @@ def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
         "cpu_features": hash_text(cpu_features())[:16],
         **{name: os.environ.get(name) for name in INSTRUCTION_VARIABLES},
         "gpu": torch.cuda.get_device_name(loaded.device) if is_cuda else None,
+        # A switch, or a check that failed, leaves them out.
+        "triton": card_kernels(loaded.dtype, loaded.device)[0] if is_cuda else None,
         "kernels": hash_kernels() if kernels["used"] else None,
         "compiler": kernels["compiler"],
         "flags": kernels["flags"],

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ModelError
 from blockdraft.engine import load
 from blockdraft.kernels import backends
 from blockdraft.kernels.cuda import choice
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.measure.identity import describe_setup
 from blockdraft.models.target.exact import RowsDepend
 
 FLOAT32 = torch.float32
@@ -110,6 +112,16 @@ def test_the_switch_leaves_them_out(monkeypatch):
     monkeypatch.setenv(choice.SWITCH, "off")
     assert kind() is TorchBackend
     assert not backends.failed_load(FLOAT32, "other bits")
+
+
+def test_they_are_a_part_of_what_a_text_depends_on(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    loaded = SimpleNamespace(config=LLMConfig(), dtype=FLOAT32, device="cuda", num_threads=1)
+    found = describe_setup(loaded)
+    monkeypatch.setenv(choice.SWITCH, "off")
+    assert describe_setup(loaded) == {**found, "triton": False} != found
+    loaded.device = "cpu"
+    assert describe_setup(loaded)["triton"] is None
 
 
 def test_a_model_that_fails_is_loaded_once_more(monkeypatch):
