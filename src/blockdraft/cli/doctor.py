@@ -10,6 +10,7 @@ from blockdraft.cli.output import print_json
 from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import NO
+from blockdraft.core.out_of_memory import full_memory_refused
 from blockdraft.diagnose.doctor.check import SIGNS, Mark, verdict
 from blockdraft.hub.catalog import display_name
 
@@ -52,7 +53,8 @@ def doctor(
     from blockdraft.diagnose.doctor.pair import read_pair
 
     pair = read_pair(config, thinking)
-    with stage_progress() as on_stage:
+    memory = full_memory_refused("free some on the device, or take another --device")
+    with memory, stage_progress() as on_stage:
         found = examine(pair, on_stage, quick=quick)
     if as_json:
         print_json(found.to_dict())

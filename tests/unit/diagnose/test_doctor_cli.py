@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from blockdraft.core.errors import NO
+from blockdraft.diagnose.doctor import machine_checks
 from blockdraft.diagnose.doctor.check import Check, verdict
 from tests.clear_pair import edit_facts, write_pair
 from tests.command_line import refusal, run, run_json
@@ -86,3 +88,12 @@ def test_the_verdict_counts():
     out, unknown = Check("c", "out", ""), Check("d", "unknown", "")
     assert verdict([out, unknown, doubt]) == "OUT OF ORDER: c (1 warning, 1 unknown)"
     assert verdict([Check("tau, math", "out", ""), out]) == "OUT OF ORDER: tau, math; c"
+
+
+def test_a_card_without_room_for_the_check_of_its_kernels_is_told(pair, monkeypatch):
+    def run_out(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+    monkeypatch.setattr(machine_checks, "kernels_check", run_out)
+    said = refusal("doctor", *pair, "--quick")
+    assert said.endswith("free some on the device, or take another --device")

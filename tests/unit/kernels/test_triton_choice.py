@@ -83,6 +83,18 @@ def test_kernels_that_fail_it_are_not(card, caplog, fault, said):
     assert card.num_checks == 1
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, torch.bfloat16])
+def test_a_card_that_is_full_decides_nothing(card, dtype):
+    """Another program may have its memory; kernels that were never at fault are used later."""
+    card.fault = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+    with pytest.raises(torch.OutOfMemoryError):
+        kind(dtype)
+    card.fault = None
+    backend = backends.backend_for(dtype, "cuda")
+    assert type(backend) is Kernels
+    assert backend.has_many_tiles == (dtype == torch.bfloat16)
+
+
 def test_where_many_tiles_fail_there_is_one(card, caplog):
     card.many_fail = True
     backend = backends.backend_for(torch.bfloat16, "cuda")

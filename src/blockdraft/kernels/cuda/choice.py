@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import torch
 
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.kernels.interface import Backend
 
 SWITCH = "BLOCKDRAFT_TRITON"
@@ -79,6 +80,8 @@ def _tried(dtype: torch.dtype, device: torch.device | str) -> _Choice:
         try:
             backend, fault = _checked(dtype, device)
         except Exception as error:
+            if is_out_of_memory(error):  # no fault of the kernels; nothing is decided yet
+                raise
             fault = _told(error)
     if fault:
         logger.warning("no Triton kernels on %s: %s", device, fault)
@@ -98,6 +101,8 @@ def _checked(dtype: torch.dtype, device: torch.device | str) -> tuple[Backend | 
         try:
             fault = first_fault(backend, dtype, device)
         except Exception as error:  # no room for a large tile, for instance
+            if is_out_of_memory(error):
+                raise
             fault = _told(error)
         if fault is None:
             return backend, ""
