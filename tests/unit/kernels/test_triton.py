@@ -146,6 +146,19 @@ def test_attention_passes_the_check_of_the_card(small_parts, dtype):
     assert not triton_on_cpu(dtype).attends_over(512)
 
 
+def test_a_card_that_is_full_says_nothing_of_attention(small_parts, monkeypatch):
+    backend, real = triton_on_cpu(torch.float32), triton_backend.attention_fault
+
+    def run_out(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+    monkeypatch.setattr(triton_backend, "attention_fault", run_out)
+    with pytest.raises(torch.OutOfMemoryError):
+        backend.attends_over(24)
+    monkeypatch.setattr(triton_backend, "attention_fault", real)
+    assert backend.attends_over(24)
+
+
 def sum_by_rows(x: Tensor, *args: object) -> Tensor:
     """As libraries choose: with few rows a sum is split."""
     weight, bias, tile = args

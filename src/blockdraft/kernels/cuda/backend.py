@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.kernels.cuda.attention import RowTables
 from blockdraft.kernels.cuda.check import attention_fault
 from blockdraft.kernels.cuda.ops import (
@@ -114,6 +115,8 @@ class TritonBackend(TorchBackend):
         try:
             fault = attention_fault(self, self.dtype, self._device, head_dim)
         except Exception as error:  # too large for the memory of the card's processors, too
+            if is_out_of_memory(error):
+                raise
             fault = f"{type(error).__name__}: {error}".split("\n")[0]
         if fault is not None:
             logger.warning("no Triton kernels for heads of %d: %s", head_dim, fault)
