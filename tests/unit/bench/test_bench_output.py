@@ -1,10 +1,12 @@
 """What `bench` and its like refuse before they measure, and what they say when they are ended."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from blockdraft.bench.speed.journal import SpeedJournal
+from blockdraft.cli.output import check_not_read
 from tests.command_line import refusal
 
 
@@ -33,6 +35,18 @@ def test_no_report_is_written_over_prompts(prompts, command, monkeypatch):
     said = refusal("bench", *command, prompts, "--output", "mine.jsonl")
     assert said.endswith("cannot write mine.jsonl: this command reads it; name another file")
     assert prompts.read_bytes() == before
+
+
+def test_nor_through_a_link(prompts):
+    link = prompts.with_name("report.json")
+    link.symlink_to(prompts)
+    assert "this command reads it" in refusal(
+        "bench", "speed", "--prompts", prompts, "--output", link
+    )
+
+
+def test_what_is_no_file_may_be_read_and_written():
+    check_not_read(Path("/dev/null"), [Path("/dev/null")])
 
 
 @pytest.mark.parametrize("command", ["speed", "concurrency"])
