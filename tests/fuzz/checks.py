@@ -16,8 +16,9 @@ _FULL_COVERAGE_AFTER = 150
 """Cases after which every width and long outputs must have come up; a busy machine runs fewer. An
 output is long in one case of 25, so a tenth of runs of 50 cases have none."""
 _MOST_REFUSED = 0.2
-"""Of the models; each is told why. More, and the fuzz would look at little. On a CPU with AVX-512,
-whose libraries choose by the number of rows, up to 12 in a hundred were refused."""
+"""Of the models, and a few by chance; each is told why. More, and the fuzz would look at little. On
+CPUs with AVX-512, whose libraries choose by the number of rows, up to 15 in a hundred were refused.
+"""
 
 
 def check_findings(findings: Findings, record_property: Callable[[str, object], None]) -> None:
@@ -29,7 +30,7 @@ def check_findings(findings: Findings, record_property: Callable[[str, object], 
     tally = findings.tally
     assert tally.num_logits > 0, "nothing was compared"
     refused = sorted(set(findings.refusals))
-    assert tally.num_refused <= max(3, _MOST_REFUSED * tally.num_cases), refused
+    assert tally.num_refused <= 3 + _MOST_REFUSED * tally.num_cases, refused
     if tally.num_cases >= _FULL_COVERAGE_AFTER:
         check_compared(tally)
         missing = set(range(1, MAX_DRAFT_TOKENS + 2)) - tally.widths
