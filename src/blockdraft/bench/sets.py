@@ -87,13 +87,14 @@ def read_prompts(
     ]
 
 
-def files_of(names: Sequence[Path], folder: Path | None) -> list[Path]:
-    """The files that `read_prompts` reads.
+def files_of(names: Sequence[Path] | None, folder: Path | None) -> list[Path]:
+    """The files that `read_prompts` reads; none without names.
 
     Raises:
         ConfigError: a set has no file in `folder`.
     """
-    return [name if (known := _known(name)) is None else _file_of(known, folder) for name in names]
+    known = ((name, _known(name)) for name in names or ())
+    return [name if one is None else _file_of(one, folder) for name, one in known]
 
 
 def _known(name: Path) -> PromptSet | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
+from blockdraft.bench.sets import files_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
@@ -15,7 +16,6 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
-    files_read,
     headline,
     load_for_prompts,
     parse_points,
@@ -92,7 +92,7 @@ def concurrency(
         seed=seed,
         ledger=ledger,
     )
-    inputs = files_read(prompts, sets_folder)
+    inputs = files_of(prompts, sets_folder)
     check_waterfall(waterfall, with_ledger=ledger, inputs=inputs)
     llm_config = options.llm_config(ctx.params)
     check_before_loading(llm_config, output, inputs)
@@ -178,7 +178,7 @@ def never_slower(
         max_tokens=max_tokens,
     )
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output, files_read(prompts, sets_folder))
+    check_before_loading(llm_config, output, files_of(prompts, sets_folder))
     _measure_never_slower(llm_config, config, workload, bad_drafter, output, as_json)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blockdraft.bench.sets import files_of, read_prompts
+from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import BUNDLED, BenchPrompt
 from blockdraft.cli import options
 from blockdraft.cli.output import (
@@ -56,11 +56,6 @@ def read_prompts_or_bundled(paths: Sequence[Path] | None, folder: Path | None) -
         ConfigError: see `read_prompts`.
     """
     return read_prompts(paths or [BUNDLED], folder, None)
-
-
-def files_read(paths: Sequence[Path] | None, folder: Path | None) -> list[Path]:
-    """The files of prompts that are somebody's; see `files_of`."""
-    return files_of(paths or [], folder)
 
 
 def check_before_loading(

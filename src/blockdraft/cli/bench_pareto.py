@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockdraft.bench.config import ParetoConfig
+from blockdraft.bench.sets import files_of
 from blockdraft.bench.workload import mixed_prompts
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
@@ -16,7 +17,6 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
-    files_read,
     headline,
     load_for_prompts,
     parse_points,
@@ -86,7 +86,7 @@ def pareto(
         seed=seed,
     )
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output, files_read(prompts, sets_folder))
+    check_before_loading(llm_config, output, files_of(prompts, sets_folder))
     chosen = mixed_prompts(workload, config.requests_per_point)
     configs = [llm_config, *(replace(llm_config, drafter=name) for name in also_drafter or [])]
     if len({one.drafter for one in configs}) < len(configs):

@@ -10,7 +10,7 @@ import typer
 from blockdraft.bench.config import BreakEvenConfig, SpeedConfig, check_growing
 from blockdraft.bench.outside.engines import ENGINES, parse_against
 from blockdraft.bench.scores.scores import check_scored, score_lines, scores_of
-from blockdraft.bench.sets import read_prompts
+from blockdraft.bench.sets import files_of, read_prompts
 from blockdraft.bench.workload import (
     BUNDLED,
     BenchPrompt,
@@ -23,7 +23,6 @@ from blockdraft.cli.bench_output import (
     Progress,
     SetsFolder,
     check_before_loading,
-    files_read,
     headline,
     load_for_prompts,
     parse_points,
@@ -153,7 +152,7 @@ def speed(
     """
     workload = read_prompts(prompts, sets_folder, limit, seed, thinking)
     llm_config = options.llm_config(ctx.params)
-    inputs = files_read(prompts, sets_folder)
+    inputs = files_of(prompts, sets_folder)
     check_before_loading(llm_config, output, inputs)
     if force_acceptance is not None:
         refused = {

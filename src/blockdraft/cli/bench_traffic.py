@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from blockdraft.bench.config import TrafficConfig
+from blockdraft.bench.sets import files_of
 from blockdraft.bench.workload import mixed_prompts
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
@@ -14,7 +15,6 @@ from blockdraft.cli.bench_output import (
     Prompts,
     SetsFolder,
     check_before_loading,
-    files_read,
     headline,
     load_for_prompts,
     publish,
@@ -87,7 +87,7 @@ def traffic(
     workload = read_prompts_or_bundled(prompts, sets_folder)
     chosen = mixed_prompts(workload, min(len(workload), config.num_requests))
     llm_config = options.llm_config(ctx.params)
-    check_before_loading(llm_config, output, files_read(prompts, sets_folder))
+    check_before_loading(llm_config, output, files_of(prompts, sets_folder))
     llm = load_for_prompts(llm_config, chosen, all_params)
     from rich.console import Console
 

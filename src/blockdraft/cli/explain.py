@@ -102,12 +102,7 @@ def explain(
     _publish(llm, explained, params, stall_limit, html, as_json)
 
 
-def _check(
-    config: LLMConfig,
-    *,
-    stream: bool,
-    stall_ms: float | None,
-) -> None:
+def _check(config: LLMConfig, *, stream: bool, stall_ms: float | None) -> None:
     """Refuse at once what would fail only after the models have been loaded."""
     if not config.drafts:
         raise ConfigError(

@@ -142,9 +142,9 @@ def choose(walks: list[Walk]) -> list[Chooser]:
 
 
 def _noisy_on_host(walks: list[Walk]) -> list[Walk]:
-    """The same, the logits of those that are not greedy on the CPU: noise and kernels are there.
+    """The walks, with the logits of sampled ones on the CPU, where noise is drawn and added.
 
-    With one wait for another device.
+    They are copied together, with one wait for another device.
     """
     are_far = [not walk.is_greedy and walk.logits.device.type != "cpu" for walk in walks]
     far = [walk.logits for walk, is_far in zip(walks, are_far, strict=True) if is_far]
