@@ -176,21 +176,21 @@ def row_of(key: int) -> Row:
     return Row(Sample(key, PARAMS["greedy"], 0, 0, frozenset(), [1, 2, 3], 2), [3], 4)
 
 
-def test_only_who_was_asked_alone_is_guessed_for_ahead() -> None:
+def test_only_who_was_asked_alone_is_searched_for_ahead() -> None:
     free = ngram_drafter(tiny_target(), [])
 
-    def guessed_ahead(asked: Sequence[int], keys: Sequence[int]) -> list[int]:
+    def searched_ahead(asked: Sequence[int], keys: Sequence[int]) -> list[int]:
         """Of sequences with these keys whose features come twice, after some were asked."""
         found: list[int] = []
         free.propose([row_of(key) for key in asked])
-        with patch.object(free._search, "guess_ahead", lambda key, *_: found.append(key)):
+        with patch.object(free._search, "search_ahead", lambda query: found.append(query.key)):
             for key in (*keys, *keys):
                 free.committed(row_of(key), [3], torch.zeros(1, len(LAYER_IDS) * HIDDEN_SIZE))
         return found
 
-    assert guessed_ahead([1], [1]) == [1]  # once: who is not asked may not be asked next either
-    assert guessed_ahead([1], [2]) == []
-    assert guessed_ahead([1, 2], [1, 2]) == []
+    assert searched_ahead([1], [1]) == [1]  # once: who is not asked may not be asked next either
+    assert searched_ahead([1], [2]) == []
+    assert searched_ahead([1, 2], [1, 2]) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -122,10 +122,10 @@ class NGramSearch(Protocol):
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """The most probable tokens behind each text, each with the path to it; no key twice."""
 
-    def guess_ahead(self, key: int, token_ids: Sequence[int], features: Tensor) -> None:
-        """Let a Hydra head begin with a text that is likely to be asked for next, if it can.
+    def search_ahead(self, query: NGramQuery) -> None:
+        """Begin with a query that is likely to be asked next, of a text that is known, if it can.
 
-        features: as those of the query, which has them again.
+        Whoever asks the same one later need not wait so long. Its features stay as they are.
         """
 
     def close(self, key: int) -> None:

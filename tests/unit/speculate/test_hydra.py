@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,62 +152,86 @@ def test_texts_are_guessed_together_as_alone(num: int) -> None:
             noise = TokenNoise(key, 0, len(text), draw.choice([0.0, 0.3, 1.0]))
             nodes, depth = draw.choice([1, 8, 12]), draw.choice([1, 2, 3, 5])
             queries.append(NGramQuery(key, text, noise, nodes, depth, own))
-            if key == 0 and own is not None:
-                together.guess_ahead(key, text, own)
+        together.search_ahead(queries[0])
         assert together.paths(queries) == [alone.paths([query])[0] for query in queries]
         for text in texts:
             text += text_of(draw, draw.choice([1, 2, 3]), 6)
 
 
+def query_of(text: list[int], seed: int, **changes: Any) -> NGramQuery:
+    """Of the text 0, with features that the seed gives."""
+    return replace(NGramQuery(0, text, None, 40, 3, features(seed)), **changes)
+
+
 @needs_kernels
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_was_guessed_ahead_is_what_would_be_guessed(dtype: torch.dtype) -> None:
+def test_what_is_found_ahead_is_what_would_be_found(dtype: torch.dtype) -> None:
     table, layers, draw = small_table(), layers_of(random_head()), random.Random(7)
     ahead, later = (native_ngrams(rules_for(table), layers) for _ in range(2))
     assert ahead is not None
     assert later is not None
     text = text_of(draw, 20, 6)
     for seed in range(60):
-        own = features(seed, 1 + (seed - 1) % 3 if seed else len(text)).to(dtype)
-        noise = TokenNoise(seed, 0, len(text), draw.choice([0.7, 0.8, 1.0]))
-        ahead.guess_ahead(0, text, own)
+        num_rows = 1 + (seed - 1) % 3 if seed else len(text)
+        noise = noise_with_large(draw, list(range(20)), len(text), draw.choice([0.0, 0.7, 1.0]))
+        query = query_of(
+            text, 0, noise=noise, num_nodes=8, features=features(seed, num_rows).to(dtype)
+        )
+        ahead.search_ahead(replace(query))
         if draw.random() < 0.5:
             sleep(0.002)  # done by then; else it may be withdrawn
-        assert paths(ahead, 0, text, noise, 8, 3, own) == paths(later, 0, text, noise, 8, 3, own)
+        assert ahead.paths([query]) == later.paths([query])
         text += text_of(draw, 1 + seed % 3, 6)
 
 
 @needs_kernels
 @pytest.mark.usefixtures("two_threads")
-def test_a_guess_ahead_is_used_for_its_own_text_only() -> None:
-    """The features of the query are others here, which tells who guessed."""
+def test_a_search_ahead_answers_its_own_question_once() -> None:
+    """The features of the query are others here, which tells who searched."""
     table, layers = small_table(), layers_of(random_head())
     search, other = (native_ngrams(rules_for(table), layers) for _ in range(2))
     assert search is not None
     assert other is not None
     text = text_of(random.Random(8), 20, 6)
-    search.guess_ahead(0, text, features(0))  # of a text that is not known: nothing
-    first, second = (paths(other, 0, text, None, 40, 1, features(seed)) for seed in (0, 1))
+    query = query_of(text, 1)
+    search.search_ahead(query_of(text, 0))  # of a text that is not known: nothing
+    first, second = (other.paths([query_of(text, seed)]) for seed in (0, 1))
     assert first != second
-    assert paths(search, 0, text, None, 40, 1, features(1)) == second
+    assert search.paths([query]) == second
 
-    found = []
-    while first not in found:  # a busy machine may let it wait until it is withdrawn
-        assert len(found) < 200
-        search.guess_ahead(0, text, features(0))
-        sleep(0.01)
-        found.append(paths(search, 0, text, None, 40, 1, features(1)))
-    assert paths(search, 0, text, None, 40, 1, features(1)) == second  # not a second time
+    def is_found_ahead(asked: NGramQuery) -> bool:
+        """Whether the search of `query` with other features is the answer to `asked`."""
+        search.search_ahead(query_of(text, 0))
+        sleep(0.01)  # a busy machine may let it wait until it is withdrawn
+        return search.paths([asked]) != other.paths([asked])
 
-    # Behind a longer text its features stand in the memory, if they were read, and nothing else.
-    search.guess_ahead(0, text, features(0))
-    sleep(0.01)
-    longer = [*text, 3]
-    expected = [paths(other, 0, longer, None, 40, 1, features(1))]
-    paths(other, 1, text, None, 40, 1, features(0))
-    expected.append(paths(other, 1, longer, None, 40, 1, features(1)))
-    assert paths(search, 0, longer, None, 40, 1, features(1)) in expected
+    assert any(is_found_ahead(query) for _ in range(200))
+    assert search.paths([query]) == second  # not a second time
+    noise = TokenNoise(0, 0, len(text), 1.0)
+    for changes in ({"num_nodes": 3}, {"max_depth": 1}, {"features": None}, {"noise": noise}):
+        assert not any(is_found_ahead(replace(query, **changes)) for _ in range(3))
+
+
+@needs_kernels
+@pytest.mark.usefixtures("two_threads")
+def test_text_and_noise_are_part_of_the_question() -> None:
+    table, text = small_table(), text_of(random.Random(8), 20, 6)
+    search = native_ngrams(rules_for(table), layers_of(random_head()))
+    assert search is not None
+    noise = noise_with_large(random.Random(1), list(range(20)), len(text), 1.0)
+    query = query_of(text, 0, noise=noise)
+    search.paths([query])
+    asked = search._texts[0]
+    assert asked._is_asked(replace(query, noise=replace(noise)))
+    text += [3]
+    assert not asked._is_asked(query)
+    text.pop()
+    for changes in (
+        *({"seed": 5}, {"sample_index": 0}, {"position": 7}, {"temperature": 0.5}),
+        {"large": None},
+    ):
+        assert not asked._is_asked(replace(query, noise=replace(noise, **changes)))
 
 
 @needs_kernels
@@ -223,7 +248,7 @@ def test_texts_may_end_while_they_are_guessed() -> None:
         text = text_of(random.Random(key), 12, 6)
         paths(search, key, text, None, 4, 2)
         for _ in range(1 + key % 3):
-            search.guess_ahead(key, text, features(key))
+            search.search_ahead(query_of(text, key, key=key))
             sleep(0.001 * (key % 2))
         if key < 19:
             search.close(key)
@@ -249,7 +274,7 @@ def test_features_that_do_not_fit_are_refused() -> None:
             paths(search, 0, text, None, 4, 4, features(0, 2))
     paths(search, 0, [1, 300, 3], None, 4, 4, features(0))
     with pytest.raises(ValueError, match="token 300 of 300"):
-        search.guess_ahead(0, [1, 2, 3, 300], features(0))
+        search.search_ahead(query_of([1, 2, 3, 300], 0))
 
 
 @needs_kernels

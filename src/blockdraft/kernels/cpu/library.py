@@ -46,7 +46,8 @@ ARGUMENTS: dict[str, list[type]] = {
     "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
     "text_new": [],
     "text_delete": [_ADDRESS],
-    "guess_ahead": [*[_ADDRESS] * 3, _FLAG, _COUNT, _ADDRESS, _COUNT],
+    "search_ahead": [*[_ADDRESS] * 2],
+    "take_ahead": [_ADDRESS],
     "ngrams": [*[_ADDRESS] * 2, _COUNT, _COUNT],
 }
 """Of each function, without its prefix, as the sources declare it."""
@@ -56,7 +57,7 @@ REFUSING = ("attend", "layer", "layers", "store_context")
 
 RESULTS: dict[str, type] = {
     **dict.fromkeys(REFUSING, _FLAG),
-    **dict.fromkeys(("reads_narrow", "uses_matrices"), _FLAG),
+    **dict.fromkeys(("reads_narrow", "uses_matrices", "take_ahead"), _FLAG),
     **dict.fromkeys(("product_step", "product_panel", "int8_step", "group_panel"), _COUNT),
     **dict.fromkeys(("recurrence_key_dim", "recurrence_taps", "recurrence_panel"), _COUNT),
     "sampled": _COUNT,

@@ -83,20 +83,24 @@ class NativeNGrams:
             rules.least_guessed_on,
         )
         self._rules_address = ctypes.addressof(self._rules)
+        self._read = (
+            *(self._rules, self._parts, self._levels, self._probabilities),
+            *(self._layers, self._head),
+        )
+        """What searches read, which outlive this object until they end."""
 
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """See NGramSearch.paths. All threads share the searches, and the products of all texts."""
         for query in queries:
             self._check(query.token_ids, query.features)
         texts = [self._text(query.key, query.token_ids) for query in queries]
-        for query, text in zip(queries, texts, strict=True):
-            text.ask(query)
-        searches = (ctypes.c_void_p * len(texts))(*(text.search_address for text in texts))
-        self._kernels.ngrams(
-            self._rules_address, ctypes.addressof(searches), len(texts), torch.get_num_threads()
-        )
-        for query, text in zip(queries, texts, strict=True):
-            text.num_read = len(query.token_ids)
+        new = [
+            (query, text)
+            for query, text in zip(queries, texts, strict=True)
+            if not text.was_found_ahead(query)
+        ]
+        if new:
+            self._search(new)
         failed = [query.key for query, text in zip(queries, texts, strict=True) if text.has_failed]
         for key in failed:  # half of it is counted: it begins anew
             self.close(key)
@@ -104,17 +108,23 @@ class NativeNGrams:
             raise MemoryError("no memory is left to count a text in")
         return [text.found() for text in texts]
 
-    def guess_ahead(self, key: int, token_ids: Sequence[int], features: Tensor) -> None:
-        """See NGramSearch.guess_ahead. Not where torch has one thread: no core is free then."""
-        text = self._texts.get(key)
-        if self._head is None or text is None or torch.get_num_threads() == 1:
+    def _search(self, asked: Sequence[tuple[NGramQuery, "_Text"]]) -> None:
+        for query, text in asked:
+            text.ask(query)
+        searches = (ctypes.c_void_p * len(asked))(*(text.search_address for _, text in asked))
+        self._kernels.ngrams(
+            self._rules_address, ctypes.addressof(searches), len(asked), torch.get_num_threads()
+        )
+        for _, text in asked:
+            text.has_read()
+
+    def search_ahead(self, query: NGramQuery) -> None:
+        """See NGramSearch.search_ahead. Not where torch has one thread: no core is free then."""
+        text = self._texts.get(query.key)
+        if text is None or torch.get_num_threads() == 1:
             return
-        self._check(token_ids, features)
-        last = token_ids[-len(features) :]
-        self._kernels.guess_ahead(
-            self._rules_address, text.address, features.data_ptr(), IS_BFLOAT16[features.dtype],
-            len(features), (ctypes.c_int64 * len(last))(*last), len(token_ids),
-        )  # fmt: skip
+        self._check(query.token_ids, query.features)
+        text.search_ahead(query, self._rules_address)
 
     def _check(self, token_ids: Sequence[int], features: Tensor | None) -> None:
         """Raise a ValueError where features or the tokens behind them do not fit the head."""
@@ -137,7 +147,7 @@ class NativeNGrams:
         text = self._texts.get(key)
         if text is None:
             first = max(0, len(token_ids) - self._max_read)
-            text = self._texts[key] = _Text(self._kernels, first, (self._layers, self._head))
+            text = self._texts[key] = _Text(self._kernels, first, self._read)
         return text
 
     def close(self, key: int) -> None:
@@ -222,25 +232,65 @@ class _Text:
     """
 
     def __init__(self, kernels: Library, num_read: int, held: object) -> None:
-        self.num_read, self._held = num_read, held
-        self.address: int | None = kernels.text_new()
-        if self.address is None:
+        self._kernels, self._num_read, self._held = kernels, num_read, held
+        self._address: int | None = kernels.text_new()
+        if self._address is None:
             raise MemoryError("no memory is left to count a text in")
-        finalize(self, kernels.text_delete, self.address)
-        self._search = structs.Search(text=self.address)
+        self._search = structs.Search(text=self._address)
         self.search_address = ctypes.addressof(self._search)
+        self._query: NGramQuery | None = None
+        """The last one that was asked."""
+        self._is_begun = False
+        """It was begun ahead, and not taken."""
         # Kept from step to step: to make all of it anew takes a third of a search's time.
         self._make_room(0)
+        # It waits for a search that is under way, so all that is read then is still there.
+        finalize(self, kernels.text_delete, self._address)
+
+    def search_ahead(self, query: NGramQuery, rules_address: int) -> None:
+        """Ask a query that the worker may answer from now on."""
+        self._take_ahead()
+        self.ask(query)
+        self._is_begun = True  # not later: an interrupt must not let it be forgotten
+        self._kernels.search_ahead(rules_address, self.search_address)
+
+    def was_found_ahead(self, query: NGramQuery) -> bool:
+        """True if the worker has answered this query since the last search, or has failed."""
+        return self._take_ahead() and (self.has_failed or self._is_asked(query))
+
+    def _take_ahead(self) -> bool:
+        """End what was begun ahead; True if that has found something."""
+        is_made = self._is_begun and self._kernels.take_ahead(self._address) == 1
+        self._is_begun = False
+        if is_made:
+            self.has_read()
+        return is_made
+
+    def _is_asked(self, query: NGramQuery) -> bool:
+        """True if it is the same as the last one, whose text has grown no longer."""
+        last, search = self._query, self._search
+        return (
+            last is not None
+            and len(query.token_ids) == search.num_text
+            and (query.num_nodes, query.max_depth) == (search.num_nodes, search.max_depth)
+            and (query.features is None) == (last.features is None)
+            and _is_same(query.noise, last.noise)
+        )
+
+    def has_read(self) -> None:
+        """What was asked last is counted."""
+        self._num_read = self._search.num_text
 
     def ask(self, query: NGramQuery) -> None:
-        """Write down what is searched for; what the query holds must stay until it is found."""
+        """Write down what is searched for. What the query holds stays until the next one."""
         search, noise, num_tokens = self._search, query.noise or _NO_NOISE, len(query.token_ids)
+        self._query = query
         num_rows = 0 if query.features is None else len(query.features)
-        begin = max(0, min(self.num_read - LONGEST, num_tokens - num_rows))
+        begin = max(0, min(self._num_read - LONGEST, num_tokens - num_rows))
         own = query.token_ids[begin:]
         self._ids = (ctypes.c_int64 * len(own))(*own)
         search.token_ids = ctypes.addressof(self._ids)
-        search.num_known, search.num_tokens = self.num_read - begin, len(own)
+        search.num_known, search.num_tokens = self._num_read - begin, len(own)
         search.num_text = num_tokens
         search.seed, search.sample_index = noise.seed, noise.sample_index
         search.position, search.temperature = noise.position, noise.temperature
@@ -274,6 +324,18 @@ class _Text:
             tuple(self._parents[:num]),
             tuple(self._probabilities[:num]),
         )
+
+
+def _is_same(one: TokenNoise | None, other: TokenNoise | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return _names(one) == _names(other)
+
+
+def _names(noise: TokenNoise) -> tuple[object, ...]:
+    """What noise is told by; the rest follows from it."""
+    stream = noise.seed, noise.sample_index, noise.position
+    return *stream, noise.temperature, noise.large is None
 
 
 def _belief(belief: OwnTextBelief) -> structs.Belief:

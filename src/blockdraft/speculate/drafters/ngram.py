@@ -110,10 +110,10 @@ class NGramDrafter(ModelFree):
         waiting.append(_readable(features[-self._window :]))
         # Nothing reads them in steps that do not propose without a model.
         del waiting[:-MOST_WAITING]
-        # Guesses of several rows would wait for each other, so they are made when they are needed.
+        # Searches of several rows would wait for each other, so they are made when they are needed.
         # A row that was not proposed for in this step may not be in the next one either.
         if is_alone and sample.finish_reason is None:
-            self._search.guess_ahead(sample.key, sample.token_ids, self._joined(waiting))
+            self._search.search_ahead(self._query(row.within(self.max_nodes), is_guessed=True))
 
     def close(self, key: int) -> None:
         """See Drafter.close."""

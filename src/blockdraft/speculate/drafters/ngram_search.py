@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from blockdraft.core.plan import ROOT
 from blockdraft.kernels.backends import native_ngrams
@@ -152,8 +151,8 @@ class PlainSearch:
                 children.append(_Node(probability, index, node.index, (*node.path, token_id)))
         return children
 
-    def guess_ahead(self, key: int, token_ids: Sequence[int], features: Tensor) -> None:
-        """See NGramSearch.guess_ahead: all is done when it is asked for."""
+    def search_ahead(self, query: NGramQuery) -> None:
+        """See NGramSearch.search_ahead: all is done when it is asked for."""
 
     def close(self, key: int) -> None:
         """See NGramSearch.close."""

@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <vector>
 
 #include "largest.h"
 #include "products.h"
 #include "rows.h"
-#include "worker.h"
 
 namespace blockdraft {
 
@@ -241,12 +239,14 @@ class HeadRows {
     std::fill(weights + num_slots, weights + num, -INFINITY);
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
     const float* keys = memory.keys(own_head, dim);
-    for (int64_t slot = 0; slot < num_slots; slot += kLanes) {
-      Lanes scores{};
+    in_groups(num_slots, [&](int64_t slot, auto num_sums) {
+      Lanes scores[num_sums] = {};
       for (int64_t i = 0; i < dim; ++i)
-        scores = multiply_add(all(query[i]), load(keys + i * memory.stride() + slot), scores);
-      store(weights + slot, scores * scale);
-    }
+        for (int k = 0; k < num_sums; ++k)
+          scores[k] = multiply_add(
+              all(query[i]), load(keys + i * memory.stride() + slot + k * kLanes), scores[k]);
+      for (int k = 0; k < num_sums; ++k) store(weights + slot + k * kLanes, scores[k] * scale);
+    });
     for (int64_t slot = 0; slot < num_slots; ++slot)
       if (!memory.is_seen_from(thought.place, slot)) weights[slot] = -INFINITY;
     const Thought* at = &thought;
@@ -266,16 +266,27 @@ class HeadRows {
     }
     const float factor = 1.0f / sum(totals);
     const float* values = memory.values(own_head, dim);
-    for (int64_t i = 0; i < dim; i += kLanes) {
-      Lanes found{};
-      for (int64_t slot = 0; slot < num_slots; ++slot)
-        found = multiply_add(all(weights[slot]), load(values + slot * dim + i), found);
-      at = &thought;
-      for (int64_t step = 0; step < num_path; ++step, at = at->before)
-        found = multiply_add(all(weights[num_slots + step]),
-                             load(at->values.data() + own_head * dim + i), found);
-      store(to + i, found * factor);
-    }
+    in_groups(dim, [&](int64_t i, auto num_sums) {
+      Lanes found[num_sums] = {};
+      const auto add = [&](float weight, const float* from) {
+        for (int k = 0; k < num_sums; ++k)
+          found[k] = multiply_add(all(weight), load(from + k * kLanes), found[k]);
+      };
+      for (int64_t slot = 0; slot < num_slots; ++slot) add(weights[slot], values + slot * dim + i);
+      const Thought* own = &thought;
+      for (int64_t step = 0; step < num_path; ++step, own = own->before)
+        add(weights[num_slots + step], own->values.data() + own_head * dim + i);
+      for (int k = 0; k < num_sums; ++k) store(to + i + k * kLanes, found[k] * factor);
+    });
+  }
+
+  // Calls act(i, n) for `num` values, n lanes of them at a time: one sum alone would wait for itself.
+  template <typename Act>
+  static void in_groups(int64_t num, const Act& act) {
+    constexpr int kAtOnce = 4;
+    for (int64_t i = 0; i < num; i += kAtOnce * kLanes)
+      with_constant<kAtOnce>(std::min<int64_t>(kAtOnce, (num - i) / kLanes),
+                             [&](auto num_sums) { act(i, num_sums); });
   }
 };
 
@@ -291,8 +302,27 @@ struct TextEnd {
 // What a head makes of the ends of texts. Its weights are read once for all of them.
 class Reading {
  public:
-  // Takes what is read. Memories and thoughts must stay until its logits are there; of features and
-  // tokens nothing need stay.
+  // Of the tokens behind the texts: [ends, score.outputs], until it is called again. Their places go
+  // to their memories.
+  float* read(const HydraHead& head, const std::vector<TextEnd>& ends, int64_t num_threads) {
+    take(head, ends);
+    (void)num_threads;
+#pragma omp parallel num_threads(num_threads)
+    {
+      multiply<float>(head.join, rows_.x.data(), rows_.inputs.data(),
+                      static_cast<int64_t>(places_.size()));
+      rows_.split_heads(head, places_);
+#pragma omp single
+      remember(head);
+      rows_.finish(head, thoughts_);
+    }
+    for (size_t i = 0; i < thoughts_.size(); ++i)
+      std::copy_n(rows_.x.data() + static_cast<int64_t>(i) * head.size(), head.size(),
+                  thoughts_[i]->state.data());
+    return rows_.logits.data();
+  }
+
+ private:
   void take(const HydraHead& head, const std::vector<TextEnd>& ends) {
     const int64_t size = head.size(), width = head.join.inputs;
     const int64_t num_layers = head.num_values / size;
@@ -325,26 +355,6 @@ class Reading {
       }
   }
 
-  // Of the tokens behind the texts: [ends, score.outputs], until more is taken. Their places go to
-  // their memories.
-  float* logits(const HydraHead& head, int64_t num_threads) {
-    (void)num_threads;
-#pragma omp parallel num_threads(num_threads)
-    {
-      multiply<float>(head.join, rows_.x.data(), rows_.inputs.data(),
-                      static_cast<int64_t>(places_.size()));
-      rows_.split_heads(head, places_);
-#pragma omp single
-      remember(head);
-      rows_.finish(head, thoughts_);
-    }
-    for (size_t i = 0; i < thoughts_.size(); ++i)
-      std::copy_n(rows_.x.data() + static_cast<int64_t>(i) * head.size(), head.size(),
-                  thoughts_[i]->state.data());
-    return rows_.logits.data();
-  }
-
- private:
   void remember(const HydraHead& head) {
     int64_t row = 0;
     for (const TextEnd& end : ends_)
@@ -451,47 +461,6 @@ class Guess {
   int64_t num_top_;
   int64_t top_[kMostGuesses] = {};
   double largest_ = 0.0, total_ = 1.0;
-};
-
-// A reading that the worker makes, while others decide what to do next, and a guess of it.
-class ReadingAhead {
- public:
-  // Of a text with so many tokens, the last ones of them given. Head and memory must stay, and
-  // nobody else uses the memory before the guess is asked for. temperature, num_top: of the guess.
-  void begin(const HydraHead& head, Memory& memory, const Features& features,
-             const int64_t* last_tokens, int64_t num_tokens, double temperature, int64_t num_top) {
-    task_.finish();
-    reading_.take(head, {{&memory, features, last_tokens, num_tokens, &end_}});
-    head_ = &head;
-    num_tokens_ = num_tokens;
-    temperature_ = temperature;
-    num_top_ = num_top;
-    task_.begin();
-  }
-
-  // Once; null where the worker has made none of so many tokens at this temperature.
-  const Guess* guess(int64_t num_tokens, double temperature) {
-    const bool is_done = task_.finish();
-    const bool is_same = num_tokens == num_tokens_ && temperature == temperature_;
-    return is_done && is_same ? &*guess_ : nullptr;
-  }
-
-  const Thought& end() const { return end_; }
-
- private:
-  void run() noexcept {
-    guess_.emplace(*head_, reading_.logits(*head_, 1), temperature_, num_top_);
-  }
-
-  Reading reading_;
-  Thought end_;
-  const HydraHead* head_ = nullptr;
-  int64_t num_tokens_ = 0;
-  double temperature_ = 1.0;
-  int64_t num_top_ = 0;
-  std::optional<Guess> guess_;
-  // The last one: it ends before what it works with.
-  Task task_{[](void* self) { static_cast<ReadingAhead*>(self)->run(); }, this};
 };
 
 }  // namespace blockdraft

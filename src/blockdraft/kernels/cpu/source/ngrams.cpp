@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <deque>
-#include <memory>
 #include <new>
 #include <optional>
 #include <unordered_map>
@@ -13,6 +12,7 @@
 
 #include "philox.h"
 #include "hydra_head.h"
+#include "worker.h"
 
 namespace blockdraft {
 
@@ -244,15 +244,25 @@ struct Node {
   int64_t token;
 };
 
+void make_searches(const Rules& rules, void* const* searches, int64_t num,
+                   int64_t num_threads) noexcept;
+
 }  // namespace
 
 // What followed what in one text, and what a head makes of its end.
 struct Text {
   Tokens tokens;
   Memory memory;  // of the head
-  double temperature = 1.0;             // of guesses, since the last search
-  std::unique_ptr<ReadingAhead> ahead;  // none before the first is begun
   std::unordered_map<Context, std::vector<int64_t>, ContextHash> followed;
+  // The search that the worker makes, while others decide what to do next.
+  const Rules* rules_ahead = nullptr;
+  void* search_ahead = nullptr;
+  // The last one: it ends before what it works with.
+  Task ahead{[](void* self) {
+               const Text& own = *static_cast<const Text*>(self);
+               make_searches(*own.rules_ahead, &own.search_ahead, 1, 1);
+             },
+             this};
 
   void read(const Rules& rules, const Search& search) {
     for (int64_t place = search.num_known; place < search.num_tokens; ++place) {
@@ -479,22 +489,14 @@ class PathSearch {
 
   // Counts what is new of the text.
   void count() {
-    Text& text = *search_.text;
-    text.read(rules_, search_);
-    // Greedy requests have none, and what is likely is likelier still at low temperatures.
-    text.temperature = std::clamp(search_.temperature, rules_.guess_temperature, 1.0);
+    search_.text->read(rules_, search_);
     newest_.push_back({1.0, -1, -1, 0, Text::ending(search_, search_.num_tokens), 0});
   }
 
-  double temperature() const { return search_.text->temperature; }
-
-  // Takes what was guessed ahead; false if nothing was.
-  bool take_guessed_ahead() {
-    const auto& ahead = search_.text->ahead;
-    const Guess* guess = ahead == nullptr ? nullptr : ahead->guess(search_.num_text, temperature());
-    if (guess == nullptr) return false;
-    guesses.add(-1, ahead->end(), *guess);
-    return true;
+  // That guesses are divided by. Greedy requests have none, and what is likely is likelier still at
+  // low temperatures.
+  double temperature() const {
+    return std::clamp(search_.temperature, rules_.guess_temperature, 1.0);
   }
 
   bool has_features() const { return !has_failed_ && search_.features.values != nullptr; }
@@ -632,14 +634,12 @@ class Searches {
     std::vector<TextEnd> ends;
     std::vector<Place> places;
     for (PathSearch& own : all_) {
-      if (!own.has_features() || own.take_guessed_ahead()) continue;
+      if (!own.has_features()) continue;
       ends.push_back(own.end(own.guesses.new_thought()));
       places.push_back({&own, -1, ends.back().thought});
     }
-    if (!ends.empty()) {
-      reading.take(*rules_.guesser, ends);
-      add_guesses(places, reading.logits(*rules_.guesser, num_threads_));
-    }
+    if (!ends.empty())
+      add_guesses(places, reading.read(*rules_.guesser, ends, num_threads_));
   }
 
   void guess_on() {
@@ -687,6 +687,16 @@ class Searches {
   std::deque<PathSearch> all_;
 };
 
+// Makes [num] searches, of none of the texts twice.
+void make_searches(const Rules& rules, void* const* searches, int64_t num,
+                   int64_t num_threads) noexcept {
+  try {
+    Searches(rules, searches, num, num_threads).run();
+  } catch (const std::bad_alloc&) {
+    for (int64_t i = 0; i < num; ++i) static_cast<Search*>(searches[i])->num_found = -1;
+  }
+}
+
 }  // namespace
 }  // namespace blockdraft
 
@@ -697,31 +707,25 @@ void* blockdraft_text_new() { return new (std::nothrow) blockdraft::Text; }
 
 void blockdraft_text_delete(void* text) { delete static_cast<blockdraft::Text*>(text); }
 
-// Begins to guess behind a text of so many tokens, from the features of the tokens before the last
-// ones, which are given; whoever searches there need not wait so long.
-void blockdraft_guess_ahead(const void* rules, void* text, const void* features, int is_bfloat16,
-                            int64_t num_rows, const int64_t* last_tokens, int64_t num_tokens) {
+// Lets the worker begin with a search. It and all that it reads must stay until it is taken.
+void blockdraft_search_ahead(const void* rules, void* search) {
   using namespace blockdraft;
-  Text& own = *static_cast<Text*>(text);
-  std::unique_ptr<ReadingAhead>& ahead = own.ahead;
-  try {
-    if (ahead == nullptr) ahead = std::make_unique<ReadingAhead>();
-    ahead->begin(*static_cast<const Rules*>(rules)->guesser, own.memory,
-                 {features, is_bfloat16, num_rows}, last_tokens, num_tokens, own.temperature,
-                 static_cast<const Rules*>(rules)->num_guesses);
-  } catch (const std::bad_alloc&) {
-    ahead = nullptr;
-  }
+  Text& text = *static_cast<Search*>(search)->text;
+  text.ahead.finish();
+  text.rules_ahead = static_cast<const Rules*>(rules);
+  text.search_ahead = search;
+  text.ahead.begin();
 }
 
-// Makes [num] searches, of none of the texts twice.
+// Ends the search of a text that was begun ahead; 1 if it was made.
+int blockdraft_take_ahead(void* text) {
+  return static_cast<blockdraft::Text*>(text)->ahead.finish() ? 1 : 0;
+}
+
+// Makes [num] searches, of none of the texts twice, of which none is begun ahead.
 void blockdraft_ngrams(const void* rules, void* const* searches, int64_t num, int64_t num_threads) {
   using namespace blockdraft;
-  try {
-    Searches(*static_cast<const Rules*>(rules), searches, num, num_threads).run();
-  } catch (const std::bad_alloc&) {
-    for (int64_t i = 0; i < num; ++i) static_cast<Search*>(searches[i])->num_found = -1;
-  }
+  make_searches(*static_cast<const Rules*>(rules), searches, num, num_threads);
 }
 
 }  // extern "C"
