@@ -176,21 +176,34 @@ def row_of(key: int) -> Row:
     return Row(Sample(key, PARAMS["greedy"], 0, 0, frozenset(), [1, 2, 3], 2), [3], 4)
 
 
-def test_only_who_was_asked_alone_is_searched_for_ahead() -> None:
+def test_who_was_asked_is_searched_for_ahead() -> None:
+    """As soon as the tokens of all that were asked are committed."""
     free = ngram_drafter(tiny_target(), [])
 
-    def searched_ahead(asked: Sequence[int], keys: Sequence[int]) -> list[int]:
-        """Of sequences with these keys whose features come twice, after some were asked."""
-        found: list[int] = []
+    def searched_ahead(
+        asked: Sequence[int], committed: Sequence[int], ended: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Sequences whose searches begin, after some were asked and features came of others."""
+        found: list[list[int]] = []
         free.propose([row_of(key) for key in asked])
-        with patch.object(free._search, "search_ahead", lambda query: found.append(query.key)):
-            for key in (*keys, *keys):
-                free.committed(row_of(key), [3], torch.zeros(1, len(LAYER_IDS) * HIDDEN_SIZE))
+        begin = patch.object(
+            free._search, "search_ahead", lambda own: found.append([query.key for query in own])
+        )
+        with begin:
+            for key in committed:
+                row = row_of(key)
+                if key in ended:
+                    row.sequence.finish_reason = "stop"
+                free.committed(row, [3], torch.zeros(1, len(LAYER_IDS) * HIDDEN_SIZE))
         return found
 
-    assert searched_ahead([1], [1]) == [1]  # once: who is not asked may not be asked next either
+    assert searched_ahead([1], [1, 1]) == [[1]]  # once: who is not asked may not be asked next
     assert searched_ahead([1], [2]) == []
-    assert searched_ahead([1, 2], [1, 2]) == []
+    assert searched_ahead([1, 2, 3], [3, 1]) == []
+    assert searched_ahead([1, 2, 3], [3, 4, 1, 2]) == [[3, 1, 2]]
+    assert searched_ahead([1, 2, 3], [3, 1, 2], ended=[2, 3]) == [[1]]
+    crowd = range(GUESSED_ROWS + 1)
+    assert searched_ahead(crowd, crowd) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

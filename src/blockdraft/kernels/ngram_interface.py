@@ -122,10 +122,10 @@ class NGramSearch(Protocol):
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """The most probable tokens behind each text, each with the path to it; no key twice."""
 
-    def search_ahead(self, query: NGramQuery) -> None:
-        """Begin with a query that is likely to be asked next, of a text that is known, if it can.
+    def search_ahead(self, queries: Sequence[NGramQuery]) -> None:
+        """Begin with queries that are likely to be asked next, if it can; no key twice.
 
-        Whoever asks the same one later need not wait so long. Its features stay as they are.
+        Whoever asks the same later need not wait so long. Features stay as they are until then.
         """
 
     def close(self, key: int) -> None:

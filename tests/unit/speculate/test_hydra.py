@@ -152,7 +152,7 @@ def test_texts_are_guessed_together_as_alone(num: int) -> None:
             noise = TokenNoise(key, 0, len(text), draw.choice([0.0, 0.3, 1.0]))
             nodes, depth = draw.choice([1, 8, 12]), draw.choice([1, 2, 3, 5])
             queries.append(NGramQuery(key, text, noise, nodes, depth, own))
-        together.search_ahead(queries[0])
+        together.search_ahead(queries[: draw.randrange(num + 1)])
         assert together.paths(queries) == [alone.paths([query])[0] for query in queries]
         for text in texts:
             text += text_of(draw, draw.choice([1, 2, 3]), 6)
@@ -178,7 +178,7 @@ def test_what_is_found_ahead_is_what_would_be_found(dtype: torch.dtype) -> None:
         query = query_of(
             text, 0, noise=noise, num_nodes=8, features=features(seed, num_rows).to(dtype)
         )
-        ahead.search_ahead(replace(query))
+        ahead.search_ahead([replace(query)])
         if draw.random() < 0.5:
             sleep(0.002)  # done by then; else it may be withdrawn
         assert ahead.paths([query]) == later.paths([query])
@@ -195,14 +195,14 @@ def test_a_search_ahead_answers_its_own_question_once() -> None:
     assert other is not None
     text = text_of(random.Random(8), 20, 6)
     query = query_of(text, 1)
-    search.search_ahead(query_of(text, 0))  # of a text that is not known: nothing
+    search.search_ahead([query_of(text, 0)])  # of a text that is not known: nothing
     first, second = (other.paths([query_of(text, seed)]) for seed in (0, 1))
     assert first != second
     assert search.paths([query]) == second
 
     def is_found_ahead(asked: NGramQuery) -> bool:
         """Whether the search of `query` with other features is the answer to `asked`."""
-        search.search_ahead(query_of(text, 0))
+        search.search_ahead([query_of(text, 0)])
         sleep(0.01)  # a busy machine may let it wait until it is withdrawn
         return search.paths([asked]) != other.paths([asked])
 
@@ -248,7 +248,7 @@ def test_texts_may_end_while_they_are_guessed() -> None:
         text = text_of(random.Random(key), 12, 6)
         paths(search, key, text, None, 4, 2)
         for _ in range(1 + key % 3):
-            search.search_ahead(query_of(text, key, key=key))
+            search.search_ahead([query_of(text, key, key=key)])
             sleep(0.001 * (key % 2))
         if key < 19:
             search.close(key)
@@ -274,7 +274,7 @@ def test_features_that_do_not_fit_are_refused() -> None:
             paths(search, 0, text, None, 4, 4, features(0, 2))
     paths(search, 0, [1, 300, 3], None, 4, 4, features(0))
     with pytest.raises(ValueError, match="token 300 of 300"):
-        search.search_ahead(query_of([1, 2, 3, 300], 0))
+        search.search_ahead([query_of([1, 2, 3, 300], 0)])
 
 
 @needs_kernels

@@ -46,7 +46,9 @@ ARGUMENTS: dict[str, list[type]] = {
     "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
     "text_new": [],
     "text_delete": [_ADDRESS],
-    "search_ahead": [*[_ADDRESS] * 2],
+    "ahead_new": [_ADDRESS],
+    "ahead_delete": [_ADDRESS],
+    "search_ahead": [*[_ADDRESS] * 2, _COUNT],
     "take_ahead": [_ADDRESS],
     "ngrams": [*[_ADDRESS] * 2, _COUNT, _COUNT],
 }
@@ -61,7 +63,7 @@ RESULTS: dict[str, type] = {
     **dict.fromkeys(("product_step", "product_panel", "int8_step", "group_panel"), _COUNT),
     **dict.fromkeys(("recurrence_key_dim", "recurrence_taps", "recurrence_panel"), _COUNT),
     "sampled": _COUNT,
-    "text_new": _ADDRESS,
+    **dict.fromkeys(("text_new", "ahead_new"), _ADDRESS),
 }
 """Of the functions that return something."""
 

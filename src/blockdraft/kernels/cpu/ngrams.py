@@ -83,24 +83,32 @@ class NativeNGrams:
             rules.least_guessed_on,
         )
         self._rules_address = ctypes.addressof(self._rules)
-        self._read = (
-            *(self._rules, self._parts, self._levels, self._probabilities),
-            *(self._layers, self._head),
-        )
-        """What searches read, which outlive this object until they end."""
+        self._begun: list[_Text] = []
+        """Their searches were begun ahead, and not taken."""
+        self._ahead = kernels.ahead_new(self._rules_address)
+        if self._ahead is None:
+            raise MemoryError("no memory is left for searches of n-grams")
+        # It waits for searches that are under way, so all that they read is still there.
+        finalize(self, kernels.ahead_delete, self._ahead)
 
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """See NGramSearch.paths. All threads share the searches, and the products of all texts."""
         for query in queries:
             self._check(query.token_ids, query.features)
+        self._take_ahead()
         texts = [self._text(query.key, query.token_ids) for query in queries]
         new = [
             (query, text)
             for query, text in zip(queries, texts, strict=True)
-            if not text.was_found_ahead(query)
+            if not text.has_answered(query)
         ]
         if new:
-            self._search(new)
+            searches = _asked(new)
+            self._kernels.ngrams(
+                self._rules_address, ctypes.addressof(searches), len(new), torch.get_num_threads()
+            )
+            for _, text in new:
+                text.has_read()
         failed = [query.key for query, text in zip(queries, texts, strict=True) if text.has_failed]
         for key in failed:  # half of it is counted: it begins anew
             self.close(key)
@@ -108,23 +116,25 @@ class NativeNGrams:
             raise MemoryError("no memory is left to count a text in")
         return [text.found() for text in texts]
 
-    def _search(self, asked: Sequence[tuple[NGramQuery, "_Text"]]) -> None:
-        for query, text in asked:
-            text.ask(query)
-        searches = (ctypes.c_void_p * len(asked))(*(text.search_address for _, text in asked))
-        self._kernels.ngrams(
-            self._rules_address, ctypes.addressof(searches), len(asked), torch.get_num_threads()
-        )
-        for _, text in asked:
-            text.has_read()
-
-    def search_ahead(self, query: NGramQuery) -> None:
+    def search_ahead(self, queries: Sequence[NGramQuery]) -> None:
         """See NGramSearch.search_ahead. Not where torch has one thread: no core is free then."""
-        text = self._texts.get(query.key)
-        if text is None or torch.get_num_threads() == 1:
+        self._take_ahead()
+        known = [query for query in queries if query.key in self._texts]
+        if not known or torch.get_num_threads() == 1:
             return
-        self._check(query.token_ids, query.features)
-        text.search_ahead(query, self._rules_address)
+        for query in known:
+            self._check(query.token_ids, query.features)
+        asked = [(query, self._texts[query.key]) for query in known]
+        self._searches = _asked(asked)
+        self._begun = [text for _, text in asked]  # an interrupt must not let it be forgotten
+        self._kernels.search_ahead(self._ahead, ctypes.addressof(self._searches), len(asked))
+
+    def _take_ahead(self) -> None:
+        """End what was begun ahead; its answers wait for who asks."""
+        if self._begun and self._kernels.take_ahead(self._ahead):
+            for text in self._begun:
+                text.has_read(ahead=True)
+        self._begun = []
 
     def _check(self, token_ids: Sequence[int], features: Tensor | None) -> None:
         """Raise a ValueError where features or the tokens behind them do not fit the head."""
@@ -147,11 +157,13 @@ class NativeNGrams:
         text = self._texts.get(key)
         if text is None:
             first = max(0, len(token_ids) - self._max_read)
-            text = self._texts[key] = _Text(self._kernels, first, self._read)
+            text = self._texts[key] = _Text(self._kernels, first)
         return text
 
     def close(self, key: int) -> None:
         """See NGramSearch.close."""
+        if self._texts.get(key) in self._begun:
+            self._take_ahead()
         self._texts.pop(key, None)
 
 
@@ -226,45 +238,27 @@ def _read_again(product: structs.Product) -> structs.Product:
 
 
 class _Text:
-    """What the kernels counted of a text, and its search.
+    """What the kernels counted of a text, and its search. num_read: tokens that are counted."""
 
-    num_read: tokens that are counted. held: what is read until the text is deleted.
-    """
-
-    def __init__(self, kernels: Library, num_read: int, held: object) -> None:
-        self._kernels, self._num_read, self._held = kernels, num_read, held
-        self._address: int | None = kernels.text_new()
-        if self._address is None:
+    def __init__(self, kernels: Library, num_read: int) -> None:
+        self._num_read = num_read
+        address: int | None = kernels.text_new()
+        if address is None:
             raise MemoryError("no memory is left to count a text in")
-        self._search = structs.Search(text=self._address)
+        finalize(self, kernels.text_delete, address)
+        self._search = structs.Search(text=address)
         self.search_address = ctypes.addressof(self._search)
         self._query: NGramQuery | None = None
         """The last one that was asked."""
-        self._is_begun = False
-        """It was begun ahead, and not taken."""
+        self._is_ahead = False
+        """It was answered ahead, and nobody has asked it since."""
         # Kept from step to step: to make all of it anew takes a third of a search's time.
         self._make_room(0)
-        # It waits for a search that is under way, so all that is read then is still there.
-        finalize(self, kernels.text_delete, self._address)
 
-    def search_ahead(self, query: NGramQuery, rules_address: int) -> None:
-        """Ask a query that the worker may answer from now on."""
-        self._take_ahead()
-        self.ask(query)
-        self._is_begun = True  # not later: an interrupt must not let it be forgotten
-        self._kernels.search_ahead(rules_address, self.search_address)
-
-    def was_found_ahead(self, query: NGramQuery) -> bool:
-        """True if the worker has answered this query since the last search, or has failed."""
-        return self._take_ahead() and (self.has_failed or self._is_asked(query))
-
-    def _take_ahead(self) -> bool:
-        """End what was begun ahead; True if that has found something."""
-        is_made = self._is_begun and self._kernels.take_ahead(self._address) == 1
-        self._is_begun = False
-        if is_made:
-            self.has_read()
-        return is_made
+    def has_answered(self, query: NGramQuery) -> bool:
+        """True if this query was answered ahead, or was tried and failed."""
+        is_ahead, self._is_ahead = self._is_ahead, False
+        return is_ahead and (self.has_failed or self._is_asked(query))
 
     def _is_asked(self, query: NGramQuery) -> bool:
         """True if it is the same as the last one, whose text has grown no longer."""
@@ -277,9 +271,9 @@ class _Text:
             and _is_same(query.noise, last.noise)
         )
 
-    def has_read(self) -> None:
+    def has_read(self, *, ahead: bool = False) -> None:
         """What was asked last is counted."""
-        self._num_read = self._search.num_text
+        self._num_read, self._is_ahead = self._search.num_text, ahead
 
     def ask(self, query: NGramQuery) -> None:
         """Write down what is searched for. What the query holds stays until the next one."""
@@ -324,6 +318,13 @@ class _Text:
             tuple(self._parents[:num]),
             tuple(self._probabilities[:num]),
         )
+
+
+def _asked(asked: Sequence[tuple[NGramQuery, _Text]]) -> "ctypes.Array[ctypes.c_void_p]":
+    """Queries are written down; returns the searches, as the kernels take them."""
+    for query, text in asked:
+        text.ask(query)
+    return (ctypes.c_void_p * len(asked))(*(text.search_address for _, text in asked))
 
 
 def _is_same(one: TokenNoise | None, other: TokenNoise | None) -> bool:

@@ -55,8 +55,10 @@ class NGramDrafter(ModelFree):
         """Features that no search has read yet, by sequence."""
         self._open: set[int] = set()
         """Keys of the sequences that run."""
-        self._alone: int | None = None
-        """The sequence that alone was proposed for in this step, until its tokens are committed."""
+        self._proposed: set[int] = set()
+        """Keys that a head was asked for in this step, until their tokens are committed."""
+        self._next: list[NGramQuery] = []
+        """What of them is likely to be asked in the next step."""
         self.feature_layers = () if layers is None else layers.feature_layers
         self._window = 1 if layers is None else layers.window
 
@@ -67,7 +69,8 @@ class NGramDrafter(ModelFree):
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: all rows in one search."""
         is_guessed = len(rows) <= GUESSED_ROWS
-        self._alone = rows[0].sequence.key if len(rows) == 1 else None
+        self._proposed = {row.sequence.key for row in rows if is_guessed}
+        self._next = []
         found = self._search.paths([self._query(row, is_guessed) for row in rows])
         if is_guessed:
             for row in rows:
@@ -98,9 +101,9 @@ class NGramDrafter(ModelFree):
         The last token with features stands one before the end of the text when that is searched.
         """
         sample = row.sequence
-        is_alone = sample.key == self._alone
-        if is_alone:
-            self._alone = None
+        # A row that was not proposed for in this step may not be in the next one either.
+        was_proposed = sample.key in self._proposed
+        self._proposed.discard(sample.key)
         # The head is not asked in a large batch. It reads on when few sequences are left.
         is_large_batch = len(self._open) > GUESSED_ROWS
         if not self.feature_layers or features is None or is_large_batch:
@@ -110,10 +113,10 @@ class NGramDrafter(ModelFree):
         waiting.append(_readable(features[-self._window :]))
         # Nothing reads them in steps that do not propose without a model.
         del waiting[:-MOST_WAITING]
-        # Searches of several rows would wait for each other, so they are made when they are needed.
-        # A row that was not proposed for in this step may not be in the next one either.
-        if is_alone and sample.finish_reason is None:
-            self._search.search_ahead(self._query(row.within(self.max_nodes), is_guessed=True))
+        if was_proposed and sample.finish_reason is None:
+            self._next.append(self._query(row.within(self.max_nodes), is_guessed=True))
+        if was_proposed and not self._proposed:
+            self._search.search_ahead(self._next)
 
     def close(self, key: int) -> None:
         """See Drafter.close."""

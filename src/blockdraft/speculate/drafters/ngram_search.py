@@ -151,7 +151,7 @@ class PlainSearch:
                 children.append(_Node(probability, index, node.index, (*node.path, token_id)))
         return children
 
-    def search_ahead(self, query: NGramQuery) -> None:
+    def search_ahead(self, queries: Sequence[NGramQuery]) -> None:
         """See NGramSearch.search_ahead: all is done when it is asked for."""
 
     def close(self, key: int) -> None:

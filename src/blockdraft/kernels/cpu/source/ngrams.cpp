@@ -244,9 +244,6 @@ struct Node {
   int64_t token;
 };
 
-void make_searches(const Rules& rules, void* const* searches, int64_t num,
-                   int64_t num_threads) noexcept;
-
 }  // namespace
 
 // What followed what in one text, and what a head makes of its end.
@@ -254,15 +251,6 @@ struct Text {
   Tokens tokens;
   Memory memory;  // of the head
   std::unordered_map<Context, std::vector<int64_t>, ContextHash> followed;
-  // The search that the worker makes, while others decide what to do next.
-  const Rules* rules_ahead = nullptr;
-  void* search_ahead = nullptr;
-  // The last one: it ends before what it works with.
-  Task ahead{[](void* self) {
-               const Text& own = *static_cast<const Text*>(self);
-               make_searches(*own.rules_ahead, &own.search_ahead, 1, 1);
-             },
-             this};
 
   void read(const Rules& rules, const Search& search) {
     for (int64_t place = search.num_known; place < search.num_tokens; ++place) {
@@ -697,6 +685,20 @@ void make_searches(const Rules& rules, void* const* searches, int64_t num,
   }
 }
 
+// Searches that the worker makes, while others decide what to do next.
+struct SearchesAhead {
+  const Rules* rules;
+  void* const* searches = nullptr;
+  int64_t num = 0;
+  Task task{[](void* self) {
+              const auto& own = *static_cast<const SearchesAhead*>(self);
+              make_searches(*own.rules, own.searches, own.num, 1);
+            },
+            this};
+
+  explicit SearchesAhead(const Rules* given) : rules(given) {}
+};
+
 }  // namespace
 }  // namespace blockdraft
 
@@ -707,22 +709,30 @@ void* blockdraft_text_new() { return new (std::nothrow) blockdraft::Text; }
 
 void blockdraft_text_delete(void* text) { delete static_cast<blockdraft::Text*>(text); }
 
-// Lets the worker begin with a search. It and all that it reads must stay until it is taken.
-void blockdraft_search_ahead(const void* rules, void* search) {
+// By these rules, which must stay. Null where there is no memory left.
+void* blockdraft_ahead_new(const void* rules) {
   using namespace blockdraft;
-  Text& text = *static_cast<Search*>(search)->text;
-  text.ahead.finish();
-  text.rules_ahead = static_cast<const Rules*>(rules);
-  text.search_ahead = search;
-  text.ahead.begin();
+  return new (std::nothrow) SearchesAhead(static_cast<const Rules*>(rules));
 }
 
-// Ends the search of a text that was begun ahead; 1 if it was made.
-int blockdraft_take_ahead(void* text) {
-  return static_cast<blockdraft::Text*>(text)->ahead.finish() ? 1 : 0;
+void blockdraft_ahead_delete(void* ahead) { delete static_cast<blockdraft::SearchesAhead*>(ahead); }
+
+// Lets the worker begin with [num] searches, of none of the texts twice. They and all that they read
+// must stay until they are taken.
+void blockdraft_search_ahead(void* ahead, void* const* searches, int64_t num) {
+  auto& own = *static_cast<blockdraft::SearchesAhead*>(ahead);
+  own.task.finish();
+  own.searches = searches;
+  own.num = num;
+  own.task.begin();
 }
 
-// Makes [num] searches, of none of the texts twice, of which none is begun ahead.
+// Ends what was begun; 1 if the searches were made.
+int blockdraft_take_ahead(void* ahead) {
+  return static_cast<blockdraft::SearchesAhead*>(ahead)->task.finish() ? 1 : 0;
+}
+
+// Makes [num] searches, of none of the texts twice, nor of any that is searched ahead.
 void blockdraft_ngrams(const void* rules, void* const* searches, int64_t num, int64_t num_threads) {
   using namespace blockdraft;
   make_searches(*static_cast<const Rules*>(rules), searches, num, num_threads);
