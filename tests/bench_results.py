@@ -15,8 +15,8 @@ from blockdraft.bench.load.concurrency import measure_concurrency
 from blockdraft.bench.load.concurrency_report import concurrency_json, never_slower_json
 from blockdraft.bench.load.never_slower import measure_never_slower
 from blockdraft.bench.load.pareto import ParetoBench
-from blockdraft.bench.load.pareto_journal import Journal
 from blockdraft.bench.load.pareto_report import pareto_json
+from blockdraft.bench.load.repeats import RepeatJournal
 from blockdraft.bench.load.traffic import Answer, Play, Request
 from blockdraft.bench.load.traffic_report import traffic_json
 from blockdraft.bench.plan.queueing import Goal
@@ -117,7 +117,7 @@ def break_even_values():
 def pareto_values(monkeypatch, config=PARETO, **options):
     llm = FakeLLM(slowdown=SLOWDOWN, **options).patch_clock(monkeypatch)
     bench = ParetoBench({"drafter": llm}, parts=config.parts)
-    repeats = bench.run(PROMPTS, config, Journal(None, {}))
+    repeats = bench.run(PROMPTS, config, RepeatJournal())
     return pareto_json(bench, config, repeats, 2.0)
 
 

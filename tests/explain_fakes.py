@@ -1,6 +1,7 @@
 """A drafter that shows its logits, and runs of the engine with every round recorded."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,9 @@ from torch import Tensor
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Constraint, Row
+from blockdraft.diagnose.explain.groups import Explained
 from blockdraft.diagnose.explain.record import recording
+from blockdraft.diagnose.explain.report import make_report
 from blockdraft.diagnose.explain.round import Round
 from blockdraft.engine.engine import Engine
 from blockdraft.speculate.commit import StepOutput
@@ -67,6 +70,13 @@ def record(
             outputs += engine.step()
         (rounds,) = recorder.take()
     return rounds, outputs
+
+
+def report_of(explained: Iterable[Explained], stall_limit: float | None = None) -> dict[str, Any]:
+    """As the command makes it for JSON and the page."""
+    prompts = list(explained)
+    described = [one.to_dict(stall_limit) for one in prompts]
+    return make_report(described, [one.summary for one in prompts])
 
 
 def num_rejections(outputs: list[StepOutput]) -> int:

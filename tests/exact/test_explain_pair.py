@@ -5,7 +5,7 @@ import pytest
 from blockdraft import LLM, SamplingParams
 from blockdraft.bench.workload import BUNDLED
 from blockdraft.diagnose.explain.prompts import Question
-from blockdraft.diagnose.explain.report import encode_question, explain_all, num_different
+from blockdraft.diagnose.explain.report import encode_question, explain_all
 from tests.command_line import run_json
 from tests.explain_sums import check_sums
 
@@ -26,10 +26,10 @@ def test_the_default_pair_is_explained() -> None:
         asked = encode_question(
             llm.tokenizer, llm.engine.limits.check_prompt, QUESTION, params, raw=False
         )
-        explained = explain_all(llm, [asked], params, with_streams=True)
-        explanation = explained[0].explanation
+        (explained,) = explain_all(llm, [asked], params, with_streams=True)
+        explanation = explained.explanation
         sums, stats = explanation.sums, explanation.completion.acceptance
-        assert num_different(explained) == 0
+        assert not explained.summary.differs
         assert (sums.num_rounds, sums.num_tokens) == (stats.num_passes, stats.num_tokens)
         num_whole = sum(one.num_kept == len(one.drafted_ids) for one in explanation.rounds)
         # The prompt's pass drafts nothing, and so rejects nothing.

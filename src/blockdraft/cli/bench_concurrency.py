@@ -1,6 +1,6 @@
 """`blockdraft bench concurrency` and `blockdraft bench never-slower`."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,8 +22,10 @@ from blockdraft.cli.bench_output import (
     publish,
     read_prompts_or_bundled,
     requests_of,
+    settings_of,
     show_points,
 )
+from blockdraft.cli.interruption import says_how_to_go_on
 from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
@@ -76,8 +78,9 @@ def concurrency(
 ) -> None:
     """Time requests, few or many at once: without drafts, with fixed and with adaptive drafting.
 
-    Closed loop: when a request ends, the next one starts. Exits with 1 if any output differs from
-    plain decoding although exactness was asked for.
+    Closed loop: when a request ends, the next one starts. With --output the same command resumes an
+    interrupted run, unless it has a --ledger. Exits with 1 if any output differs from plain
+    decoding although exactness was asked for.
     """
     workload = read_prompts_or_bundled(prompts, sets_folder)
     config = ConcurrencyConfig(
@@ -107,24 +110,29 @@ def _measure_concurrency(
     waterfall: Path | None,
     as_json: bool,
 ) -> None:
-    llm = load_for_prompts(
-        llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
-    )
+    chosen = mixed_prompts(workload, config.requests_per_point)
+    llm = load_for_prompts(llm_config, chosen, [config.params])
     from rich.console import Console
 
+    from blockdraft.bench.journal import journal_path
     from blockdraft.bench.load import concurrency_report as report
     from blockdraft.bench.load.concurrency import (
         accounts_of,
         keeping_up,
         measure_concurrency,
         point_figures,
-        ways_of,
     )
+    from blockdraft.bench.load.repeats import RepeatJournal
 
-    num_runs = len(config.concurrency) * config.repeats * len(ways_of(config))
-    progress = Progress("concurrency", num_runs, "runs")
-    runs = measure_concurrency(llm, workload, config, progress.advance)
+    settings = settings_of([llm_config], [llm], asdict(config), chosen)
+    path = None if config.ledger else journal_path(output)
+    journal = RepeatJournal(path, settings, "bench concurrency")
+    missing = len(config.concurrency) * config.repeats - len(journal.repeats)
+    progress = Progress("concurrency", missing, "repeats of all ways")
+    with says_how_to_go_on(journal.how_to_go_on):
+        runs = measure_concurrency(llm, workload, config, progress.advance, journal)
     publish(report.concurrency_json(llm, config, runs), output, as_json=as_json)
+    journal.remove()
     if not as_json:
         print(headline(llm))
         size = requests_of(config.requests_per_point, config.max_tokens)
@@ -167,8 +175,9 @@ def never_slower(
 ) -> None:
     """Time adaptive drafting against an engine without a drafter, in alternating pairs.
 
-    Greedy. The target is loaded twice. Exits with 1 if any output differs although exactness was
-    asked for; being slower is a result, not a failure.
+    Greedy. The target is loaded twice. With --output the same command resumes an interrupted run.
+    Exits with 1 if any output differs although exactness was asked for; being slower is a result,
+    not a failure.
     """
     workload = read_prompts_or_bundled(prompts, sets_folder)
     config = NeverSlowerConfig(
@@ -190,22 +199,29 @@ def _measure_never_slower(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    llm = load_for_prompts(
-        llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
-    )
+    chosen = mixed_prompts(workload, config.requests_per_point)
+    llm = load_for_prompts(llm_config, chosen, [config.params])
     baseline = options.load_llm(replace(llm_config, drafter=None))
     from rich.console import Console
 
     from blockdraft.bench.bad_drafters import make_bad
+    from blockdraft.bench.journal import journal_path
     from blockdraft.bench.load import concurrency_report as report
     from blockdraft.bench.load.never_slower import measure_never_slower, pair_figures
+    from blockdraft.bench.load.repeats import RepeatJournal
 
     if bad_drafter != "no":
         make_bad(llm, bad_drafter)
-    progress = Progress("never slower", len(config.concurrency) * config.pairs, "pairs")
-    measured = measure_never_slower(llm, baseline, workload, config, progress.advance)
+    asked = asdict(config) | {"bad_drafter": bad_drafter}
+    settings = settings_of([llm_config], [llm], asked, chosen)
+    journal = RepeatJournal(journal_path(output), settings, "bench never-slower")
+    missing = len(config.concurrency) * config.pairs - len(journal.repeats)
+    progress = Progress("never slower", missing, "pairs")
+    with says_how_to_go_on(journal.how_to_go_on):
+        measured = measure_never_slower(llm, baseline, workload, config, progress.advance, journal)
     described = report.never_slower_json(llm, config, measured) | {"bad_drafter": bad_drafter}
     publish(described, output, as_json=as_json)
+    journal.remove()
     if not as_json:
         print(headline(llm) + ("" if bad_drafter == "no" else f", bad drafter: {bad_drafter}"))
         size = requests_of(config.requests_per_point, config.max_tokens)

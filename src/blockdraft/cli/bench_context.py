@@ -1,5 +1,6 @@
 """`blockdraft bench context`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,10 @@ from blockdraft.cli.bench_output import (
     headline,
     parse_points,
     publish,
+    settings_of,
     show_points,
 )
+from blockdraft.cli.interruption import says_how_to_go_on
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
 from blockdraft.core.words import counted
@@ -62,8 +65,9 @@ def context(
 
     Greedy. Prompts are cut from the text and continued as they are, without a chat template; an
     end token does not end the output. A prompt that would not fit the context with its output is
-    cut shorter. By default the text is the help that comes with every Python.
-    Exits with 1 if any output differs from plain decoding although exactness was asked for.
+    cut shorter. By default the text is the help that comes with every Python. With --output the
+    same command resumes an interrupted run. Exits with 1 if any output differs from plain decoding
+    although exactness was asked for.
     """
     config = ContextConfig(
         lengths=parse_points("lengths", lengths),
@@ -90,10 +94,16 @@ def _measure(
 
     from blockdraft.bench.context import report
     from blockdraft.bench.context.bench import context_figures, measure_context
+    from blockdraft.bench.context.journal import ContextJournal
+    from blockdraft.bench.journal import journal_path
 
+    settings = settings_of([llm_config], [llm], asdict(config), [prose])
+    journal = ContextJournal(journal_path(output), settings)
     progress = Progress("context", len(config.lengths) * config.passages, "passages")
-    measured = measure_context(llm, prose, config, progress.advance)
+    with says_how_to_go_on(journal.how_to_go_on):
+        measured = measure_context(llm, prose, config, progress.advance, journal)
     publish(report.context_json(llm, config, prose, measured), output, as_json=as_json)
+    journal.remove()
     if not as_json:
         rows = context_figures(llm, measured)
         print(headline(llm))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blockdraft.bench.context.prose import Prose
 from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import BUNDLED, BenchPrompt
 from blockdraft.cli import options
@@ -136,11 +137,12 @@ def settings_of(
     configs: Sequence[LLMConfig],
     llms: Sequence["LLM"],
     options: object,
-    prompts: Sequence[BenchPrompt],
+    prompts: Sequence[BenchPrompt | Prose],
 ) -> dict[str, Any]:
     """All that must be the same for a run that was ended to go on, as plain values for JSON.
 
-    configs: as they were asked for, and the LLM that was loaded for each.
+    configs: as they were asked for, and the LLM that was loaded for each. prompts: or what they are
+    cut from.
     """
     import torch
 

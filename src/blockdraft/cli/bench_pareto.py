@@ -32,7 +32,7 @@ from blockdraft.core.words import choice_of
 
 if TYPE_CHECKING:
     from blockdraft.bench.load.pareto import ParetoBench
-    from blockdraft.bench.load.pareto_journal import Repeat
+    from blockdraft.bench.load.repeats import Repeat
 
 _PARETO = ParetoConfig()
 
@@ -97,13 +97,13 @@ def pareto(
     from blockdraft.bench.decode import encode_prompts
     from blockdraft.bench.journal import journal_path
     from blockdraft.bench.load.pareto import ParetoBench, names_of
-    from blockdraft.bench.load.pareto_journal import Journal
     from blockdraft.bench.load.pareto_report import pareto_json
+    from blockdraft.bench.load.repeats import RepeatJournal
 
     names = names_of([llm.drafter_folder for llm in llms])
     bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)
     settings = settings_of(configs, llms, asdict(config), chosen)
-    journal = Journal(journal_path(output), settings)
+    journal = RepeatJournal(journal_path(output), settings, "bench pareto")
     missing = len(config.concurrency) * config.repeats - len(journal.repeats)
     progress = Progress("pareto", missing, "repeats of all ways")
     with says_how_to_go_on(journal.how_to_go_on):

@@ -147,8 +147,8 @@ def speed(
     """Time plain decoding, drafted decoding and transformers on each prompt in turn.
 
     Every turn of a conversation is asked, after the answers of plain decoding. With --output the
-    same command resumes an interrupted run, unless it has a --ledger. Exits with 1 if any output
-    differs from plain decoding although exactness was asked for.
+    same command resumes an interrupted run, unless it has a --ledger or --force-acceptance. Exits
+    with 1 if any output differs from plain decoding although exactness was asked for.
     """
     workload = read_prompts(prompts, sets_folder, limit, seed, thinking)
     llm_config = options.llm_config(ctx.params)

@@ -1,6 +1,7 @@
 """`blockdraft explain`: every round of a run, and why drafts were rejected."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
 
 if TYPE_CHECKING:
-    from blockdraft.diagnose.explain.groups import Explained
+    from blockdraft.diagnose.explain.groups import Explained, Summary
     from blockdraft.diagnose.explain.prompts import Question
     from blockdraft.diagnose.explain.report import Asked
     from blockdraft.llm import LLM
@@ -97,9 +98,20 @@ def explain(
 
     llm = options.load_llm(config, lambda outline: encode(outline.tokenizer, outline.check))
     asked = encode(llm.tokenizer, llm.engine.limits.check_prompt)
-    explained = _explain(llm, asked, params, with_streams=stream)
     stall_limit = None if stall_ms is None else stall_ms / 1000
-    _publish(llm, explained, params, stall_limit, html, as_json)
+    progress = Progress("explained", len(asked))
+    summaries, described = [], []
+    for one in _explain(llm, asked, params, with_streams=stream):
+        summaries.append(one.summary)
+        if as_json or html is not None:  # else no rounds are kept, which would fill the memory
+            described.append(one.to_dict(stall_limit))
+        if len(asked) > 1:
+            progress.advance(one)
+    if not as_json:
+        _print(llm.config, one, summaries, stall_limit)
+    if described:
+        _publish(llm, described, summaries, params, html, as_json)
+    _end(llm.config, summaries)
 
 
 def _check(config: LLMConfig, *, stream: bool, stall_ms: float | None) -> None:
@@ -126,50 +138,60 @@ def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
 
 def _explain(
     llm: "LLM", asked: list["Asked"], params: SamplingParams, *, with_streams: bool
-) -> list["Explained"]:
+) -> Iterator["Explained"]:
     from blockdraft.diagnose.explain.report import explain_all
 
-    progress = Progress("explained", len(asked))
-    advance = progress.advance if len(asked) > 1 else lambda _: None
-    return explain_all(llm, asked, params, with_streams=with_streams, on_done=advance)
+    return explain_all(llm, asked, params, with_streams=with_streams)
+
+
+def _print(
+    config: LLMConfig, last: "Explained", summaries: list["Summary"], stall_limit: float | None
+) -> None:
+    from blockdraft.cli.explain_output import print_many, print_one
+
+    print(_mode_line(config))
+    if len(summaries) == 1:
+        print_one(last, stall_limit)
+    else:
+        print_many(summaries)
 
 
 def _publish(
     llm: "LLM",
-    explained: list["Explained"],
+    described: list[dict[str, Any]],
+    summaries: list["Summary"],
     params: SamplingParams,
-    stall_limit: float | None,
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Print and write what was asked for; exit with 1 where exactness failed.
-
-    Raises:
-        RequestError, AnswerFailed: an answer ended with an error; what there is was printed.
-    """
+    """Print JSON and write the page, as far as they were asked for."""
     from blockdraft.diagnose.explain.page import render_page
-    from blockdraft.diagnose.explain.report import make_report, num_different
+    from blockdraft.diagnose.explain.report import make_report
 
-    report = make_report(explained, stall_limit)
+    report = make_report(described, summaries)
     if as_json:
         print_json(_described(llm, params) | report)
-    else:
-        print(_mode_line(llm.config))
-        _print(explained, stall_limit)
     if html is not None:
         write_report(html, render_page(report, " · ".join(headline(llm).splitlines())))
-    ends = [(one.id, one.explanation.completion.error) for one in explained]
-    errors = [(id_, error) for id_, error in ends if error is not None]
+
+
+def _end(config: LLMConfig, summaries: list["Summary"]) -> None:
+    """Exit with 1 where exactness failed.
+
+    Raises:
+        RequestError, AnswerFailed: an answer ended with an error.
+    """
+    errors = [(one.id, one.error) for one in summaries if one.error is not None]
     for id_, error in errors:
         print(f"prompt {id_}: {error}", file=sys.stderr)
-    different = num_different(explained)
+    different = sum(one.differs for one in summaries)
     if different:
         print(f"{different} outputs differ between drafted and plain", file=sys.stderr)
-    if different and llm.config.exact:
+    if different and config.exact:
         raise typer.Exit(NO)
     if errors:
         kind = kind_of_failure(error for _, error in errors)
-        raise kind(f"{len(errors)} of {len(explained)} answers ended with an error")
+        raise kind(f"{len(errors)} of {len(summaries)} answers ended with an error")
 
 
 def _described(llm: "LLM", params: SamplingParams) -> dict[str, Any]:
@@ -191,12 +213,3 @@ def _mode_line(config: LLMConfig) -> str:
     is_limited = (config.num_draft_tokens, config.draft_depth) != (None, None)
     how_much = "as many tokens as the options allow" if is_limited else "whole blocks"
     return f"mode: {how_much} of {' and '.join(sources)} alone; --adaptive shows what generate does"
-
-
-def _print(explained: list["Explained"], stall_limit: float | None) -> None:
-    from blockdraft.cli.explain_output import print_many, print_one
-
-    if len(explained) == 1:
-        print_one(explained[0], stall_limit)
-    else:
-        print_many(explained)

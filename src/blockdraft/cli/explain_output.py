@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from blockdraft.diagnose.explain.groups import Explained, group_prompts
+from blockdraft.diagnose.explain.groups import Explained, Summary, group_prompts
 from blockdraft.diagnose.explain.run import Explanation
 from blockdraft.diagnose.explain.stream import longest_rejected_run
 from blockdraft.diagnose.explain.sums import sum_all
@@ -50,10 +50,10 @@ def print_one(explained: Explained, stall_limit: float | None) -> None:
         console.print("\n", part, sep="")
 
 
-def print_many(explained: Sequence[Explained]) -> None:
+def print_many(summaries: Sequence[Summary]) -> None:
     """Many prompts: which kinds of them lose, the sums of all, and examples."""
-    console, groups = _console(), group_prompts(explained)
-    sums = sum_all(one.explanation.sums for one in explained)
+    console, groups = _console(), group_prompts(summaries)
+    sums = sum_all(one.sums for one in summaries)
     console.print(groups_table(groups))
     for part in (summary_line(sums), *sums_tables(sums), "examples"):
         console.print("\n", part, sep="")

@@ -48,7 +48,11 @@ Drafter = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Precision of the target: auto, bfloat16, float32 or float64.")
+    str,
+    typer.Option(
+        help="Precision of the target: bfloat16, float32, float64, or auto (bfloat16 where the CPU "
+        "or GPU multiplies it in hardware, else float32)."
+    ),
 ]
 DraftDtypeOption = Annotated[
     DraftDtype,

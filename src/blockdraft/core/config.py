@@ -26,7 +26,8 @@ class LLMConfig:
     target, drafter: a name of the catalog, a folder, or a hub id, where `org/name@revision` is a
     branch, tag or commit. The drafter "auto" is the one that the catalog knows for the target;
     "none" or None decodes plainly.
-    dtype: "auto", "bfloat16", "float32" or "float64".
+    dtype: "bfloat16", "float32" or "float64"; "auto" is bfloat16 where the device multiplies it in
+    hardware, as GPUs do from compute capability 8.0 on, else float32.
     draft_dtype: of the drafter's weights, "int8", or "target" for the target's; "auto" is int8
     where this machine multiplies it faster. Output never depends on it.
     quantize: round the weights of the target's linear layers to groups of whole numbers, "int8" or

@@ -1,4 +1,17 @@
-"""Fast fingerprints of files: whether they are those that were looked at before."""
+"""Fingerprints of files: whether they are those that were looked at before.
+
+What a model is known by differs by who asks. Each value stands in files that people keep, so none
+can take the place of another:
+
+* `models.fingerprint.weights_sha256`: the tensors alone, however they are saved. Drafters and
+  manifests of answers say by it which target they are of, on any machine.
+* `data.identity.target_sha256`: config and files of weights. Answers, states and caches in a folder
+  go on only with it.
+* `measure.identity.hash_model`: the same and how it generates. Certificates and receipts have it,
+  for an output depends on all of it.
+* `sample_files` below: no reading of all. What was measured at a start, and a run of `bench` that
+  goes on, are held against it.
+"""
 
 import hashlib
 from collections.abc import Iterable

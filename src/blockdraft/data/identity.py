@@ -15,8 +15,8 @@ def target_sha256(folder: Path) -> str:
     """Hash of a model folder's config and weights, whatever the folder is called.
 
     Answers, states and caches that go on are held against it: a changed config, such as another
-    scaling of the rotation, makes another target of the same weights. What has to be known again on
-    another machine, where files may be cut or written otherwise, is `models.fingerprint`'s hash.
+    scaling of the rotation, makes another target of the same weights. `core.fingerprint` lists the
+    other hashes of models.
     """
     digest = hashlib.sha256()
     for path in sorted(

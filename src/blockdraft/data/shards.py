@@ -208,7 +208,10 @@ def _joined_manifest(sources: Sequence[Path], output: Path) -> dict[str, Any]:
                 f"{sources[0]} and {sources[other]} were made with a different {name}; join only "
                 "answers of one target and one chat template"
             )
-    return manifests[0] | {"runs": [run for one in manifests for run in one["runs"]]}
+    # The target is the same, so what any folder knows of it holds; older ones know less.
+    target = {name: value for one in reversed(manifests) for name, value in one["target"].items()}
+    runs = [run for one in manifests for run in one["runs"]]
+    return manifests[0] | {"target": target, "runs": runs}
 
 
 def _without_repeats(sources: Sequence[Path]) -> Iterator[Row]:

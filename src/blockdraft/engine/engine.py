@@ -372,8 +372,9 @@ class Engine:
             record = self.progress[output.key]
             if output.finish_reason is not None:
                 record.finished_at = now
-            if not output.token_ids:
+            if not output.token_ids or record.counted is output:
                 continue
+            record.counted = output  # first: an interrupt may cost a count, none is made twice
             if record.first_token_at is None:
                 record.first_token_at = now
             else:

@@ -84,6 +84,7 @@ class SampleRecord:
 
     Times are perf_counter seconds. `text` is None if only token ids are read. K/V pages and draft
     contexts are kept elsewhere, under the key of the sequence, by those who own the memory.
+    `counted` is the last output in `acceptance`: after an interrupt it may be reported again.
     """
 
     sequence: Sequence
@@ -95,6 +96,7 @@ class SampleRecord:
     largest_gap: float = 0.0
     finished_at: float | None = None
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    counted: StepOutput | None = None
 
     def completion(self) -> Completion:
         """What the caller gets of a sample that has ended, whose text was written."""

@@ -25,6 +25,9 @@ from blockdraft.kernels.torch.backend import TorchBackend
 
 logger = logging.getLogger(__name__)
 
+MULTIPLIES_BFLOAT16 = (8, 0)
+"""The least compute capability of a card that does so: Ampere. torch emulates it on older ones."""
+
 
 def backend_for(
     dtype: torch.dtype, device: torch.device | str, head_dims: Collection[int] = ()
@@ -39,6 +42,13 @@ def backend_for(
     if backend is not None and all(backend.attends_over(head_dim) for head_dim in head_dims):
         return backend
     return reference_for(dtype, device)
+
+
+def in_hardware(dtype: torch.dtype, device: torch.device | str) -> bool:
+    """Whether a device multiplies in this precision; where it emulates it, another is faster."""
+    if torch.device(device).type == "cuda" and dtype == torch.bfloat16:
+        return torch.cuda.get_device_capability(device) >= MULTIPLIES_BFLOAT16
+    return backend_for(dtype, device).in_hardware
 
 
 def passed_load(dtype: torch.dtype) -> None:

@@ -38,7 +38,7 @@ INSTRUCTION_VARIABLES = (
 
 
 def hash_model(folder: Path) -> str:
-    """SHA-256 over the weights and configs of a model folder."""
+    """SHA-256 over the weights and configs of a model folder; `core.fingerprint` lists others."""
     return hash_files(folder, _WEIGHTS)
 
 

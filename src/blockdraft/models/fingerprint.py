@@ -16,7 +16,7 @@ def weights_sha256(folder: Path) -> str:
 
     The safetensors files of the folder are read whole. Shards, metadata and the config's text do
     not count: a model that was only saved again keeps its hash. Of a GGUF file the bytes count.
-    `data.identity.target_sha256` counts the config too, and what the files are called.
+    `core.fingerprint` lists the other hashes of models.
 
     Raises:
         ModelError: a file is damaged, or there is none.

@@ -214,7 +214,10 @@ async def answer_unknown_route(request: Request, error: Exception) -> JSONRespon
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
     message = f"{asked:.200}: {error.detail}; /openapi.json lists the routes"
-    refusal = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"  # which the guard makes a GET
+    refusal = ApiError(error.status_code, message, headers=headers)
     return refusal.response(request.url.path)
 
 

@@ -216,8 +216,13 @@ class Service:
         return shape, compiled
 
     async def _blame_a_tool(self, toolbox: Toolbox, caller: Caller) -> None:
-        """Raise what is wrong with the parameters of a function; nothing if each is right alone."""
+        """Raise what is wrong with the parameters of a function that may be called.
+
+        Nothing if each is right alone.
+        """
         for index, tool in enumerate(toolbox.tools):
+            if tool not in toolbox.callable_tools:
+                continue
             try:
                 grammar = Grammar.json_schema(tool.parameters)
                 await self.preparing.grammar(grammar, caller.client)

@@ -103,6 +103,7 @@ class TrainConfig:
         seed: seed of everything random in the run.
         device: auto (a GPU if CUDA finds one, else the CPU), cpu, or a torch device such as cuda:1.
         dtype: precision of target and drafter; the optimizer keeps float32 copies of the weights.
+            auto is bfloat16 where the device multiplies it in hardware, else float32.
         threads: CPU threads of torch. None is torch's choice, or fewer while other programs keep
             the cores busy.
         shard_target: with several processes, divide the target's layers among them (FSDP2).

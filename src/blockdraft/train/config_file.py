@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.settings import from_toml
@@ -137,6 +137,18 @@ def _value(text: str) -> Any:
 
 
 def _typed(settings: Mapping[str, Any], kind: type[TrainConfig] | type[DataConfig]) -> Any:
-    """Values as the fields' kinds; the dataclass judges what is something else."""
+    """Values as the fields' kinds; the dataclass judges what is something else.
+
+    Raises:
+        ConfigError: what may be unset is given another word for it, which would be a path or text.
+    """
     kinds = get_type_hints(kind)
+    for key, value in settings.items():
+        may_be_unset = type(None) in get_args(kinds[key])
+        if may_be_unset and value != "none" and str(value).lower() in ("none", "null"):
+            name = key if kind is TrainConfig else f"{ANSWERS}.{key}"
+            raise ConfigError(
+                f'{name} is {value!r}; give "none" to leave it unset, or nothing ({name}=) '
+                "for its default"
+            )
     return {key: from_toml(kinds[key], value) for key, value in settings.items()}

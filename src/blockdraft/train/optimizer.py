@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
-from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.backends import in_hardware
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.sharing import share_like
 
@@ -70,7 +70,7 @@ def _orthogonal(update: Tensor, group: dict[str, Any]) -> Tensor:
 def _matrix_optimizer(matrices: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
     if config.optimizer == "adamw":
         return AdamW(matrices, lr=config.lr, betas=BETAS, weight_decay=config.weight_decay)
-    imitates = not backend_for(torch.bfloat16, matrices[0].device).in_hardware
+    imitates = not in_hardware(torch.bfloat16, matrices[0].device)
     return (Float32Muon if imitates else Muon)(
         matrices,
         lr=config.lr,

@@ -27,7 +27,7 @@ from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cache.pages import Pages
 from blockdraft.cli import options
 from blockdraft.cli.main import app
-from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError, RequestError
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.diagnose.explain.run import check_explains
@@ -319,6 +319,54 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     run = report["runs"][0]
     assert run["way"] == {"name": "plain", "num_draft_tokens": 0, "drafters": None}
     assert [len(request["token_ids"]) for request in run["requests"]] == [11] * 4
+
+
+def interrupt_two_at_once(llm):
+    """Ctrl-C when the second point begins."""
+    real = llm.generate
+
+    def generate(*args):
+        if llm.engine.scheduler.max_running == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    llm.generate = generate
+    return real
+
+
+def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
+    arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--repeats", 2]
+    output = tmp_path / "report.json"
+    assert run_cli(monkeypatch, llm, *arguments, "--output", output).exit_code == 0
+    whole = json.loads(output.read_text(encoding="utf-8"))
+    output.unlink()
+    real = interrupt_two_at_once(llm)
+    broken_off = run_cli(monkeypatch, llm, *arguments, "--output", output)
+    assert broken_off.exit_code == INTERRUPTED
+    assert "has what was measured, and the same command goes on" in broken_off.stderr
+    llm.generate = real
+    refused = run_cli(monkeypatch, llm, *arguments, "--seed", 1, "--output", output)
+    assert refused.exit_code == MISTAKE
+    assert "of a run with other seed, which cannot be gone on with" in refused.stderr
+    llm.calls.clear()
+    assert run_cli(monkeypatch, llm, *arguments, "--output", output).exit_code == 0
+    assert {at_once for _, at_once, _, _ in llm.calls} == {2}
+    again = json.loads(output.read_text(encoding="utf-8"))
+    tokens = [
+        [(run["concurrency"], run["way"], run["num_identical"]) for run in result["runs"]]
+        for result in (whole, again)
+    ]
+    assert tokens[0] == tokens[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_ledger_starts_anew(monkeypatch, llm, tmp_path):
+    interrupt_two_at_once(llm)
+    arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--ledger"]
+    result = run_cli(monkeypatch, llm, *arguments, "--output", tmp_path / "report.json")
+    assert result.exit_code == INTERRUPTED
+    assert "interrupted" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("exact", "status"), [("on", 1), ("off", 0)])

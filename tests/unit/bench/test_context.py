@@ -13,13 +13,14 @@ from blockdraft.bench.context.bench import (
     context_figures,
     measure_context,
 )
+from blockdraft.bench.context.journal import ContextJournal
 from blockdraft.bench.context.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.context.prose import Prose, python_help, read_prose
 from blockdraft.bench.context.report import CONTEXT_LEGEND, clipped_lines, context_table
 from blockdraft.bench.measures import Rate, Spread
 from blockdraft.cli import options
 from blockdraft.cli.main import app
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
 from tests.bench_fakes import FakeLLM
 from tests.tiny import HIDDEN_SIZE, NUM_LAYERS, tiny_drafter_folder, tiny_target_folder
 
@@ -202,6 +203,54 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     assert [row["prompt_len"] for row in report["figures"]] == [20, 501]
     assert len(report["passages"]) == 4
     assert report["passages"][0]["drafted"]["acceptance_length"] == 2.0
+
+
+def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
+    text, output, real = tmp_path / "text.txt", tmp_path / "report.json", llm.generate
+    text.write_text(LINES.text, encoding="utf-8")
+    arguments = ["--text", text, "--lengths", "20,30", "--passages", 2, "--max-tokens", 11]
+    arguments += ["--output", output]
+    assert run_cli(monkeypatch, llm, *arguments).exit_code == 0
+    whole = json.loads(output.read_text(encoding="utf-8"))
+    output.unlink()
+    llm.calls.clear()
+
+    def broken(*args):
+        if len(llm.calls) == 2 + 2 + 1:  # a warm-up, a passage, and half of the next
+            raise KeyboardInterrupt
+        return real(*args)
+
+    llm.generate = broken
+    broken_off = run_cli(monkeypatch, llm, *arguments)
+    assert broken_off.exit_code == INTERRUPTED
+    assert "has what was measured, and the same command goes on" in broken_off.stderr
+    llm.generate = real
+    text.write_text(LINES.text[:-1], encoding="utf-8")
+    refused = run_cli(monkeypatch, llm, *arguments)
+    assert refused.exit_code == MISTAKE
+    assert "of a run with other prompts, which cannot be gone on with" in refused.stderr
+    text.write_text(LINES.text, encoding="utf-8")
+    llm.calls.clear()
+    assert run_cli(monkeypatch, llm, *arguments).exit_code == 0
+    assert len(llm.calls) == (2 + 2) + (2 + 4)
+    again = json.loads(output.read_text(encoding="utf-8"))
+    tokens = [
+        [(one["requested_len"], one["drafted"]["token_ids"]) for one in result["passages"]]
+        for result in (whole, again)
+    ]
+    assert tokens[0] == tokens[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "text.txt"]
+
+
+def test_a_passage_that_is_cut_to_another_length_is_measured_again(llm, tmp_path):
+    """How much fits depends on the memory that is free."""
+    config = ContextConfig(lengths=(20, 600), passages=1, max_tokens=5)
+    measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j", {}))
+    llm.calls.clear()
+    llm.engine.target.max_context = 400
+    found = measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j", {}))
+    assert [one.prompt_len for one in found] == [20, 395]
+    assert {len(prompt) for _, _, (prompt,), _ in llm.calls} == {395}
 
 
 @pytest.mark.parametrize(("exact", "status"), [("on", 1), ("off", 0)])

@@ -22,7 +22,7 @@ from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
 from blockdraft.cli.main import app
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
 from blockdraft.core.plan import ROOT, Proposal, Tree
 from blockdraft.llm import LLM
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
@@ -221,6 +221,36 @@ def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
     assert [row["concurrency"] for row in report["figures"]] == [1, 2]
     assert len(report["pairs"]) == 4
     assert report["pairs"][0]["adaptive"]["requests"][0]["token_ids"]
+
+
+def test_an_ended_command_goes_on(monkeypatch, sides, tmp_path):
+    llm, baseline = sides
+    monkeypatch.setattr(options, "load_llm", lambda c, check=None: llm if c.drafts else baseline)
+    monkeypatch.setattr("blockdraft.bench.bad_drafters.make_bad", lambda llm, fault: None)
+    output, real = tmp_path / "report.json", llm.generate
+    arguments = ["bench", "never-slower", "--concurrency", "1,2", "--seconds", "0.5"]
+    arguments += ["--pairs", "2", "--max-tokens", "5", "--output", str(output)]
+
+    def broken(*args):
+        if llm.engine.scheduler.max_running == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    llm.generate = broken
+    broken_off = CliRunner().invoke(app, arguments)
+    assert broken_off.exit_code == INTERRUPTED
+    assert "has what was measured, and the same command goes on" in broken_off.stderr
+    llm.generate = real
+    refused = CliRunner().invoke(app, [*arguments, "--bad-drafter", "wrong"])
+    assert refused.exit_code == MISTAKE
+    assert "of a run with other --bad-drafter, which cannot be gone on with" in refused.stderr
+    llm.calls.clear()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert {at_once for _, at_once, _, _ in llm.calls} == {2}
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert [pair["concurrency"] for pair in report["pairs"]] == [1, 1, 2, 2]
+    assert [row["num_identical"] for row in report["figures"]] == [2 * 2 * 4, 2 * 2 * 8]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_an_output_that_differs_fails(monkeypatch, sides):

@@ -19,13 +19,13 @@ from blockdraft.bench.load.curve import (
     throughput_at,
 )
 from blockdraft.bench.load.pareto import ParetoBench, names_of, pareto_points, readings
-from blockdraft.bench.load.pareto_journal import Journal
 from blockdraft.bench.load.pareto_report import (
     PARETO_LEGEND,
     crossing_lines,
     pareto_tables,
     reading_table,
 )
+from blockdraft.bench.load.repeats import RepeatJournal
 from blockdraft.bench.measures import Spread
 from blockdraft.cli import options
 from blockdraft.cli.main import app
@@ -79,7 +79,7 @@ def test_every_way_has_its_turn_and_parts_learn_for_themselves(llm):
     asked = []
     real = llm.generate
     llm.generate = lambda prompts, params: asked.append(params.drafters) or real(prompts, params)
-    repeats = bench.run(PROMPTS, config, Journal(None, {}))
+    repeats = bench.run(PROMPTS, config, RepeatJournal())
     assert [way.name for way in bench.ways] == ["plain", "drafter", "dflash alone", "lookup alone"]
     assert asked == [None, None, ("dflash",), ("lookup",)] * 2
     assert list(repeats[0].runs) == [way.name for way in bench.ways]
@@ -90,7 +90,7 @@ def test_every_way_has_its_turn_and_parts_learn_for_themselves(llm):
 def test_several_drafters_are_compared_in_one_run(monkeypatch, llm):
     other = FakeLLM(slowdown=0.0)
     monkeypatch.setattr(decode, "perf_counter", lambda: llm.now + other.now)
-    repeats = ParetoBench({"one": llm, "two": other}).run(PROMPTS, PARETO, Journal(None, {}))
+    repeats = ParetoBench({"one": llm, "two": other}).run(PROMPTS, PARETO, RepeatJournal())
     assert list(repeats[0].runs) == ["plain", "one", "two"]
     at_four = {p.way: p for p in pareto_points(repeats) if p.concurrency == 4}
     assert at_four["two"].throughput.median > at_four["one"].throughput.median
@@ -98,7 +98,7 @@ def test_several_drafters_are_compared_in_one_run(monkeypatch, llm):
 
 
 def test_where_plain_decoding_gives_as_much_is_said(llm):
-    points = pareto_points(ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {})))
+    points = pareto_points(ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, RepeatJournal()))
     assert crossing_lines(points) == ["drafter: no more than plain in total from 4 at once on"]
     points = [point for point in points if point.concurrency < 4]
     assert crossing_lines(points) == ["drafter: more than plain in total with 2 at once too"]
@@ -118,7 +118,7 @@ def test_from_where_on_a_way_is_no_faster(speedups, limit):
 
 
 def test_figures_of_a_point(llm):
-    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {}))
+    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, RepeatJournal())
     points = {(point.way, point.concurrency): point for point in pareto_points(repeats)}
     # Two sets of two requests, each 0.5 s and 40 tokens at 0.1 s, 10 % slower by the neighbor.
     plain = points["plain", 2]
@@ -142,7 +142,7 @@ def test_figures_of_a_point(llm):
 
 def test_readings_are_ratios_at_the_levels_of_plain_decoding(llm):
     config = replace(PARETO, concurrency=(1, 2, 3, 4), num_requests=12)
-    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, config, Journal(None, {}))
+    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, config, RepeatJournal())
     equally_fast, equally_much = readings(repeats)
     assert [row.plain_concurrency for row in equally_fast] == [1, 2, 3, 4]
     # 10 tokens per second per user plainly; drafted they are 25, 15.6, 11.4 and 8.9.
@@ -161,7 +161,7 @@ def test_readings_are_ratios_at_the_levels_of_plain_decoding(llm):
 
 def test_single_tokens_have_no_speed_to_compare(llm):
     """As where every answer ends at once."""
-    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {}))
+    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, RepeatJournal())
 
     def ended(repeat):
         plain = repeat.runs["plain"]
@@ -179,11 +179,11 @@ def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
     path, whole = tmp_path / "j.jsonl", None
     settings = {"options": {"concurrency": [1, 2, 4]}}
     bench = ParetoBench({"drafter": llm})
-    whole = bench.run(PROMPTS, PARETO, Journal(path, settings))
+    whole = bench.run(PROMPTS, PARETO, RepeatJournal(path, settings))
     kept = path.read_text(encoding="utf-8").splitlines(keepends=True)
     assert len(kept) == 1 + 3 * 2
     path.write_text("".join(kept[:4]) + kept[4][:100], encoding="utf-8")  # ended while writing
-    journal = Journal(path, settings)
+    journal = RepeatJournal(path, settings)
     assert list(journal.repeats) == [(1, 0), (1, 1), (2, 0)]
     llm.calls.clear()
     again = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, journal)
@@ -199,15 +199,15 @@ def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
 
 def test_a_journal_of_another_run_is_refused(tmp_path):
     path = tmp_path / "j.jsonl"
-    Journal(path, {"options": {"max_tokens": 1}, "prompts": "a"})
+    RepeatJournal(path, {"options": {"max_tokens": 1}, "prompts": "a"})
     with pytest.raises(ConfigError, match="with other max_tokens, which cannot be gone on with"):
-        Journal(path, {"options": {"max_tokens": 2}, "prompts": "a"})
+        RepeatJournal(path, {"options": {"max_tokens": 2}, "prompts": "a"})
     path.write_text('{"prompt": "x"}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="no journal of bench pareto"):
-        Journal(path, {})
+        RepeatJournal(path, {}, "bench pareto")
     path.write_text('{"settings": {}}\n{"concurrency": 1}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="damaged"):
-        Journal(path, {})
+        RepeatJournal(path, {})
 
 
 def test_the_command_writes_a_whole_result_and_no_journal(monkeypatch, llm, tmp_path):
@@ -310,7 +310,7 @@ def test_ways_are_called_as_short_as_tells_them_apart():
 
 def test_the_tables_fit_80_columns(llm):
     config = ParetoConfig(concurrency=(1, 32), num_requests=4, repeats=2, max_tokens=41)
-    repeats = ParetoBench({"smollm2-135m-dflash": llm}).run(PROMPTS, config, Journal(None, {}))
+    repeats = ParetoBench({"smollm2-135m-dflash": llm}).run(PROMPTS, config, RepeatJournal())
     points = [
         replace(point, throughput=Spread(1234.0, 1200.0, 1299.0), num_outputs=96, num_identical=96)
         for point in pareto_points(repeats)

@@ -13,7 +13,14 @@ from blockdraft.data.config import DataConfig
 from blockdraft.data.dataset import read_examples
 from blockdraft.data.generate import generate_data
 from blockdraft.data.prompts import Prompt, check_template, prompt_ids
-from blockdraft.data.shards import ANSWERS, join_data, read_manifest, read_rows, write_shards
+from blockdraft.data.shards import (
+    ANSWERS,
+    join_data,
+    read_manifest,
+    read_rows,
+    write_manifest,
+    write_shards,
+)
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.train.trainer import train
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_target_folder
@@ -155,6 +162,11 @@ def test_folders_made_apart_are_joined(folder, tmp_path):
     ids = [row["id"] for _, row in read_rows(joined)]
     assert sorted(ids) == ["one", "three", "two"]
     assert len(read_manifest(joined)["runs"]) == 2
+    first = read_manifest(outputs[0])
+    target = {name: first["target"][name] for name in ("folder", "sha256")}  # as older ones are
+    write_manifest(outputs[0], first | {"target": target})
+    join_data(outputs, joined, rows_per_shard=2)
+    assert read_manifest(joined)["target"] == first["target"]
     with pytest.raises(ConfigError, match="one of the folders to join"):
         join_data(outputs, outputs[0], rows_per_shard=2)
     with pytest.raises(ConfigError, match=r"has no manifest\.json"):

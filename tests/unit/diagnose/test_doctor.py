@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from blockdraft.diagnose.doctor import examine as examination
 from blockdraft.diagnose.doctor import run_checks
 from blockdraft.diagnose.doctor.check import verdict
 from blockdraft.diagnose.doctor.examine import examine
+from blockdraft.diagnose.doctor.machine_checks import kernels_check
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.kernels import backends
 from blockdraft.measure.acceptance import AcceptanceStats
@@ -435,6 +437,14 @@ def test_a_machine_without_a_compiler_is_a_warning(pair, monkeypatch):
     monkeypatch.setattr(backends, "library", lambda: None)
     checks = look(pair)
     assert (names(checks), names(checks, "warning")) == ([], ["kernels"])
+
+
+def test_a_card_that_emulates_the_precision_is_a_warning(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    found = kernels_check(SimpleNamespace(dtype=torch.bfloat16, device="cuda:1"))
+    assert (found.name, found.mark) == ("kernels", "warning")
+    assert "the GPU, cuda:1, does not multiply bfloat16 in hardware" in found.found
+    assert "--dtype float32" in found.remedy
 
 
 def test_there_must_be_a_pair(pair):

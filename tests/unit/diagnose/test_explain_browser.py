@@ -5,9 +5,10 @@ import pytest
 from blockdraft.core.request import SamplingParams
 from blockdraft.diagnose.explain.page import render_page
 from blockdraft.diagnose.explain.prompts import Question
-from blockdraft.diagnose.explain.report import encode_question, explain_all, make_report
+from blockdraft.diagnose.explain.report import encode_question, explain_all
 from tests.browser import browser as browser
 from tests.browser import needs_browser
+from tests.explain_fakes import report_of
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -27,7 +28,7 @@ def report(llm, request):
         for question in QUESTIONS
     ]
     with_streams = request.param == "streamed"
-    return make_report(explain_all(llm, asked, PARAMS, with_streams=with_streams), STALL)
+    return report_of(explain_all(llm, asked, PARAMS, with_streams=with_streams), STALL)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`blockdraft explain`, and `generate` with what was drafted: what is printed, what is refused."""
 
+import gc
 import json
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from blockdraft.core.errors import FAILED, ConfigError
 from blockdraft.core.jsonl import MOST_NAMED
 from blockdraft.diagnose.explain.prompts import read_questions
 from blockdraft.diagnose.explain.round import CAUSES
+from blockdraft.diagnose.explain.run import Explanation
 from tests.command_line import refusal, run, run_json
 from tests.explain_sums import check_sums
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -136,6 +138,22 @@ def test_many_prompts_are_grouped_and_shown_with_examples(pair, tmp_path):
         )
         assert group["examples"]
         assert {example["cause"] for example in group["examples"]} <= set(CAUSES)
+
+
+def test_rounds_are_not_kept_where_nothing_shows_them(pair, tmp_path, monkeypatch):
+    rows = [{"id": str(number), "prompt": "the abc"} for number in range(5)]
+    path, alive, real = write_rows(tmp_path / "p.jsonl", *rows), [], explain._explain
+
+    def counted(*args, **options):
+        for one in real(*args, **options):
+            yield one
+            alive.append(sum(type(thing) is Explanation for thing in gc.get_objects()))
+
+    monkeypatch.setattr(explain, "_explain", counted)
+    before = sum(type(thing) is Explanation for thing in gc.get_objects())
+    assert run("explain", *pair, *SHORT, "--prompts", path).exit_code == 0
+    assert len(alive) == 5
+    assert max(alive) - before <= 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from blockdraft.core.request import SamplingParams
 from blockdraft.diagnose.explain.page import render_page
 from blockdraft.diagnose.explain.prompts import Question
-from blockdraft.diagnose.explain.report import encode_question, explain_all, make_report
+from blockdraft.diagnose.explain.report import encode_question, explain_all
+from tests.explain_fakes import report_of
 
 NASTY = [
     "</script><script>alert(1)</script>",
@@ -52,7 +53,7 @@ def report(llm):
         )
         for i, text in enumerate(NASTY)
     ]
-    return make_report(explain_all(llm, asked, params, with_streams=True), None)
+    return report_of(explain_all(llm, asked, params, with_streams=True))
 
 
 def test_what_prompts_hold_stays_text(report):

@@ -64,8 +64,9 @@ def test_the_speedup_of_several_answers_lies_between_theirs():
     plain = Script((50, "a", 1, {}), *[(10, "a", 1, {})] * 7).timeline()
     streams = Streams(drafted, plain)
     assert streams.speedup == pytest.approx(4)
-    explanation = SimpleNamespace(sums=Sums(), rounds=())
-    prompts = [Explained(str(i), "c", explanation, streams) for i in range(2)]
+    completion = SimpleNamespace(token_ids=drafted.token_ids, error=None)
+    explanation = SimpleNamespace(sums=Sums(), rounds=(), completion=completion)
+    prompts = [Explained(str(i), "c", explanation, streams).summary for i in range(2)]
     (group,) = group_prompts(prompts)
     assert group.speedup == pytest.approx(4)
     assert group.speedup_ends == pytest.approx((4, 4))

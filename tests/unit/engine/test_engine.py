@@ -6,6 +6,7 @@ Whatever happens to one sequence, all others have the tokens that they have alon
 import itertools
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,11 +20,18 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.target.interface import TargetOutput
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.fakes import ConstantDrafter, NoisyOracleDrafter, PagedTableTarget, TableTarget
+from tests.fakes import (
+    ConstantDrafter,
+    NoisyOracleDrafter,
+    PagedTableTarget,
+    RandomDrafter,
+    TableTarget,
+)
 from tests.parity.checks import (
     check_draft_context,
     check_together_equals_alone,
@@ -443,6 +451,35 @@ def test_a_stop_scanner_that_fails_ends_its_request_and_costs_the_others_nothing
     assert engine.failures.num_failures == 0
     target.memory.check_integrity()
     assert target.memory.num_available == target.memory.num_pages - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "after"), [("_observe", 1), ("_observe", 3), ("_count", 0), ("_count", 3)]
+)
+def test_a_step_whose_report_is_interrupted_counts_once(
+    name: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the observer behind all counts, or behind the count of a row."""
+
+    def decode() -> list[AcceptanceStats]:
+        engine = Engine(TableTarget(TABLE), RandomDrafter(4, VOCAB_SIZE))
+        keys = [engine.add(prompt, GREEDY) for prompt in ([1, 2], [3, 4])]
+        while engine.has_work:
+            with suppress(KeyboardInterrupt):
+                engine.step()
+        return [engine.take(key).acceptance for key in keys]
+
+    expected = decode()
+    calls, real = itertools.count(), getattr(Engine, name)
+
+    def interrupted(*args: Any) -> None:
+        real(*args)
+        if next(calls) == after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, name, interrupted)
+    assert decode() == expected
+    assert next(calls) > after
 
 
 def test_what_was_committed_before_a_failure_goes_with_its_request() -> None:

@@ -50,9 +50,10 @@ ASKED = {
 
 @pytest.fixture(autouse=True)
 def card(monkeypatch):
-    """A card that has some memory and a name."""
+    """A card that has some memory, a name, and bfloat16."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (2**28, 2**28))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "pretended")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     # transformers loads to the CPU, and under another mode leaves some buffers without values.
     load_model = PreTrainedModel.from_pretrained.__func__

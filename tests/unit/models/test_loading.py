@@ -19,6 +19,25 @@ def as_before() -> Iterator[None]:
     torch.backends.cuda.enable_cudnn_sdp(before)
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        *(((major, minor), torch.float32) for major, minor in ((6, 1), (7, 0), (7, 5))),
+        *(((major, minor), torch.bfloat16) for major, minor in ((8, 0), (8, 6), (9, 0), (12, 0))),
+    ],
+)
+def test_a_card_that_emulates_bfloat16_runs_in_float32(
+    capability: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability
+    )
+    assert loading.resolve_dtype("auto", "cuda:1") == dtype
+    assert asked == ["cuda:1"]
+    assert loading.resolve_dtype("bfloat16", "cuda:1") == torch.bfloat16
+
+
 def test_cudnn_s_attention_is_left_out_on_cards_alone(tmp_path: Path) -> None:
     folder = tiny_target_folder(tmp_path)
     loading.load_target_model(folder, torch.float32, "cpu")

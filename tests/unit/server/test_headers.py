@@ -71,6 +71,20 @@ def test_head_needs_what_get_needs(server):
     assert sent(server, "HEAD", "/nothing").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/v1/models", {"GET", "HEAD"}),
+        ("PUT", "/openapi.json", {"GET", "HEAD"}),
+        ("GET", CHAT, {"POST"}),
+    ],
+)
+def test_a_wrong_method_is_told_those_that_are_answered(server, method, path, allowed):
+    response = sent(server, method, path)
+    assert response.status_code == 405
+    assert set(response.headers["allow"].split(", ")) == allowed
+
+
 BAD_IDS = ["", "a b", "a\tb", "x" * 129, "caf\u00e9", "a;b", '"', "\x7f"]
 
 

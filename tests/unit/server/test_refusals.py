@@ -360,6 +360,15 @@ def test_a_function_that_cannot_be_called_is_named(server):
     assert "foo" in message
 
 
+def test_a_function_that_may_not_be_called_is_not_blamed(server):
+    """It is the other one that the grammar cannot follow; nobody asks for a call of the first."""
+    other = {"type": "function", "function": {**STRICT["function"], "name": "other"}}
+    body = chat_body(ignore_eos=False, tools=[other, STRICT], tool_choice=named("f"))
+    error = error_of(server.post(CHAT, **body), 400)
+    assert error["message"].startswith("the parameters of the function 'f': ")
+    assert error["param"] == "tools[1]"
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_a_schema_is_refused_before_a_stream_begins(server, path):
     body = chat_body(ignore_eos=False) if path == CHAT else {"prompt": "abc"}

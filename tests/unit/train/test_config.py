@@ -53,6 +53,9 @@ def test_values_are_read_as_in_toml():
         ("lr", "has no value"),
         ("shard_target=true", "tau_limit is 4, and real decoding needs the whole target"),
         ("device_map=auto", "set tau_limit=0"),
+        ("feature_cache=null", "'null'; give \"none\" to leave it unset, or nothing (feature_c"),
+        ("max_minutes=None", "max_minutes is 'None'; give \"none\" to leave it unset"),
+        ("answers.endpoint=NULL", "answers.endpoint is 'NULL'; give \"none\" to leave it unset"),
         ("device_map=cuda:7", "one of auto, balanced, balanced_low_0, sequential or unset"),
     ],
 )
@@ -84,6 +87,14 @@ def test_a_file_and_what_wins_over_it(tmp_path):
     assert run.answers.target == "t"
     assert (run.answers.samples, run.answers.temperatures) == (3, (0,))
     assert run.answers.prompts == (Path("p.jsonl"),)
+
+
+def test_none_leaves_unset_and_is_a_name_where_nothing_may_be_unset(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('target = "t"\nout = "none"\ndata = ["null"]\nmax_minutes = "none"\n')
+    run = read_run(path, ["max_steps=5", "feature_cache=none", "init_from=./null"]).train
+    assert (run.max_minutes, run.feature_cache) == (None, None)
+    assert (run.out, run.data, run.init_from) == (Path("none"), (Path("null"),), Path("null"))
 
 
 def test_an_empty_value_takes_back_what_the_file_says(tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from blockdraft.bench.config import ContextConfig
+from blockdraft.bench.context.journal import ContextJournal, ContextMeasurement
 from blockdraft.bench.context.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.context.prose import Prose
 from blockdraft.bench.decode import (
@@ -23,7 +24,6 @@ from blockdraft.bench.measures import (
     ratios,
     total_acceptance,
 )
-from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grouping import grouped
 from blockdraft.llm import LLM
@@ -44,21 +44,6 @@ CONTEXT_DEFINITIONS = {
     "bytes of a number x tokens, without pages that are partly empty",
     "num_identical": "passages whose drafted tokens equal the plain ones",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ContextMeasurement:
-    """One passage at one length, decoded both ways."""
-
-    requested_len: int
-    prompt_len: int
-    plain: TimedOutput
-    drafted: TimedOutput
-
-    @property
-    def identical(self) -> bool:
-        """True if drafted and plain decoding gave the same tokens."""
-        return self.plain.token_ids == self.drafted.token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +74,18 @@ def measure_context(
     prose: Prose,
     config: ContextConfig,
     on_progress: Callable[[ContextMeasurement], None] = lambda measurement: None,
+    journal: ContextJournal | None = None,
 ) -> list[ContextMeasurement]:
     """Measure every length, the ways in turns, after a warm-up of both at each length.
+
+    What the journal holds is not measured again.
 
     Raises:
         ConfigError: there is no drafter, the text is too short, or max_tokens leaves no room for a
             prompt; known before anything is measured.
     """
     check_drafts(llm)
+    journal = ContextJournal() if journal is None else journal
     target, decoder = llm.engine.target, Decoder(llm)
     lengths = fitting_lengths(config, min(target.max_context, target.memory.num_tokens))
     passages = cut_passages(llm.tokenizer, prose, config.passages, max(lengths.values()))
@@ -104,16 +93,20 @@ def measure_context(
     ways = [PLAIN, ADAPTIVE if most is None else fixed(most)]
     measurements: list[ContextMeasurement] = []
     for wanted, length in lengths.items():
-        for way in ways:
+        places = [(wanted, length, number) for number in range(len(passages))]
+        for way in ways if any(place not in journal.done for place in places) else ():
             decoder.warm_up([passages[0][:length]], config.params, way)
-        for turn, passage in enumerate(passages):
-            samples = {
-                way: decoder.run([passage[:length]], config.params, way).samples[0]
-                for way in in_turn(ways, turn)
-            }
-            plain, drafted = (samples[way] for way in ways)
-            measurements.append(ContextMeasurement(wanted, length, plain, drafted))
-            on_progress(measurements[-1])
+        for place, passage in zip(places, passages, strict=True):
+            measured = journal.done.get(place)
+            if measured is None:
+                samples = {
+                    way: decoder.run([passage[:length]], config.params, way).samples[0]
+                    for way in in_turn(ways, turn=place[-1])
+                }
+                measured = ContextMeasurement(*place, *(samples[way] for way in ways))
+                journal.add(measured)
+            measurements.append(measured)
+            on_progress(measured)
     return measurements
 
 

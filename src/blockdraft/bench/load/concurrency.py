@@ -1,6 +1,6 @@
 """The same requests, one after another or many at once, plainly and with drafts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
@@ -15,9 +15,9 @@ from blockdraft.bench.decode import (
     check_drafts,
     encode_prompts,
     fixed,
-    run_in_turns,
 )
 from blockdraft.bench.ledger.accounts import Account, merge_totals
+from blockdraft.bench.load.repeats import OnRepeat, RepeatJournal, measure_repeats
 from blockdraft.bench.measures import (
     MEASURES,
     OUTPUT_MEASURES,
@@ -119,9 +119,10 @@ def measure_concurrency(
     llm: LLM,
     prompts: Sequence[BenchPrompt],
     config: ConcurrencyConfig,
-    on_progress: Callable[[PointRun], None] = lambda run: None,
+    on_progress: OnRepeat = lambda repeat: None,
+    journal: RepeatJournal | None = None,
 ) -> list[PointRun]:
-    """Measure every point, its ways in turns, after a warm-up of each.
+    """Measure every point, its ways in turns, after a warm-up of each; not what the journal holds.
 
     Raises:
         ConfigError: there is no drafter.
@@ -130,23 +131,23 @@ def measure_concurrency(
     check_drafts(llm)
     chosen = mixed_prompts(prompts, config.requests_per_point)
     encoded = encode_prompts(llm, chosen, config.params)
-    decoder = Decoder(llm)
-    sides = [(decoder, way) for way in ways_of(config)]
+    asked = [(prompt.name, ids) for prompt, ids in zip(chosen, encoded, strict=True)]
+    journal = RepeatJournal() if journal is None else journal
+    decoder, ways = Decoder(llm), ways_of(config)
+    sides = [(decoder, way) for way in ways]
     reference: list[tuple[int, ...]] = []
     done: list[PointRun] = []
     with measured(llm.engine, llm.device) if config.ledger else nullcontext():
         for concurrency in config.concurrency:
-            own = encoded[: config.requests_at(concurrency)]
-            names = tuple(prompt.name for prompt in chosen[: len(own)])
-            for _, way in sides:
-                decoder.warm_up(own, config.params, way, concurrency)
-            for repeat in range(config.repeats):
-                runs = run_in_turns(sides, own, config.params, concurrency, first=repeat)
-                reference += runs[PLAIN].outputs[len(reference) :]
-                for way, run in runs.items():
+            own = asked[: config.requests_at(concurrency)]
+            for repeat in measure_repeats(
+                journal, sides, own, config.params, concurrency, config.repeats, on_progress
+            ):
+                reference += repeat.runs[PLAIN.name].outputs[len(reference) :]
+                for way in ways:
+                    run = repeat.runs[way.name]
                     num_identical = run.num_equal(reference)
-                    done.append(PointRun(concurrency, way, run, num_identical, names))
-                    on_progress(done[-1])
+                    done.append(PointRun(concurrency, way, run, num_identical, repeat.prompts))
     return done
 
 

@@ -1,6 +1,6 @@
 """Adaptive drafting against an engine without a drafter: the worst that drafting may cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blockdraft.bench.config import NeverSlowerConfig
@@ -11,8 +11,8 @@ from blockdraft.bench.decode import (
     Run,
     check_drafts,
     encode_prompts,
-    run_in_turns,
 )
+from blockdraft.bench.load.repeats import OnRepeat, RepeatJournal, measure_repeats
 from blockdraft.bench.measures import MEASURES, Spread, defined, spread_of, total_acceptance
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.core.grouping import grouped
@@ -87,9 +87,10 @@ def measure_never_slower(
     baseline: LLM,
     prompts: Sequence[BenchPrompt],
     config: NeverSlowerConfig,
-    on_progress: Callable[[Pair], None] = lambda pair: None,
+    on_progress: OnRepeat = lambda repeat: None,
+    journal: RepeatJournal | None = None,
 ) -> list[Pair]:
-    """Measure every point, the sides in turns, after a warm-up of each.
+    """Measure every point, the sides in turns, after a warm-up of each; not what the journal holds.
 
     baseline: of the same target, without a drafter.
 
@@ -100,20 +101,22 @@ def measure_never_slower(
     check_drafts(llm)
     chosen = mixed_prompts(prompts, config.requests_per_point)
     encoded = encode_prompts(baseline, chosen, config.params)
+    asked = [(prompt.name, ids) for prompt, ids in zip(chosen, encoded, strict=True)]
+    journal = RepeatJournal() if journal is None else journal
     sides = [(Decoder(baseline), PLAIN), (Decoder(llm), ADAPTIVE)]
     seconds = config.seconds / config.pairs
     reference: list[tuple[int, ...]] = []
     pairs: list[Pair] = []
     for concurrency in config.concurrency:
-        own = encoded[: config.requests_at(concurrency)]
-        for decoder, way in sides:
-            decoder.warm_up(own, config.params, way, concurrency)
-        for turn in range(config.pairs):
-            runs = run_in_turns(sides, own, config.params, concurrency, first=turn, seconds=seconds)
-            reference += runs[PLAIN].outputs[len(reference) : len(own)]
-            num_identical = sum(run.num_equal(reference[: len(own)]) for run in runs.values())
-            pairs.append(Pair(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
-            on_progress(pairs[-1])
+        own = asked[: config.requests_at(concurrency)]
+        for repeat in measure_repeats(
+            *(journal, sides, own, config.params, concurrency, config.pairs, on_progress),
+            seconds=seconds,
+        ):
+            plain, adaptive = repeat.runs[PLAIN.name], repeat.runs[ADAPTIVE.name]
+            reference += plain.outputs[len(reference) : len(own)]
+            num_identical = sum(run.num_equal(reference[: len(own)]) for run in (plain, adaptive))
+            pairs.append(Pair(concurrency, adaptive, plain, num_identical))
     return pairs
 
 

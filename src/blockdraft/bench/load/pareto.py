@@ -1,8 +1,7 @@
 """Throughput against interactivity, with more and more requests at once, for each way to draft.
 
 Every way decodes the same requests, in turns after a few, and its outputs are held against those of
-plain decoding. A point and repeat that has been measured is kept in a journal, so a run that was
-ended goes on where it was.
+plain decoding.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +18,9 @@ from blockdraft.bench.decode import (
     Way,
     check_drafts,
     encode_prompts,
-    run_in_turns,
 )
 from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
-from blockdraft.bench.load.pareto_journal import Journal, Repeat
+from blockdraft.bench.load.repeats import OnRepeat, Repeat, RepeatJournal, measure_repeats
 from blockdraft.bench.measures import (
     MEASURES,
     OUTPUT_MEASURES,
@@ -123,8 +121,8 @@ class ParetoBench:
         self,
         prompts: Sequence[BenchPrompt],
         config: ParetoConfig,
-        journal: Journal,
-        on_progress: Callable[[Repeat], None] = lambda repeat: None,
+        journal: RepeatJournal,
+        on_progress: OnRepeat = lambda repeat: None,
     ) -> list[Repeat]:
         """Measure what the journal lacks; returns all, in order.
 
@@ -133,18 +131,15 @@ class ParetoBench:
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
         encoded = encode_prompts(self.llm, chosen, config.params)
-        names = tuple(prompt.name for prompt in chosen)
-        for concurrency in config.concurrency:
-            missing = [n for n in range(config.repeats) if (concurrency, n) not in journal.repeats]
-            for decoder, way in self.sides if missing else ():
-                decoder.warm_up(encoded, config.params, way, concurrency)
-            for number in missing:
-                runs = run_in_turns(self.sides, encoded, config.params, concurrency, first=number)
-                by_name = {way.name: run for way, run in runs.items()}
-                repeat = Repeat(concurrency, number, names, by_name)
-                journal.add(repeat)
-                on_progress(repeat)
-        return [journal.repeats[c, n] for c in config.concurrency for n in range(config.repeats)]
+        asked = [(prompt.name, ids) for prompt, ids in zip(chosen, encoded, strict=True)]
+        return [
+            repeat
+            for concurrency in config.concurrency
+            for repeat in measure_repeats(
+                *(journal, self.sides, asked, config.params),
+                *(concurrency, config.repeats, on_progress),
+            )
+        ]
 
 
 def names_of(folders: Sequence[Path | None]) -> list[str]:

@@ -18,7 +18,7 @@ from blockdraft.bench.load.pareto import (
     pareto_points,
     readings,
 )
-from blockdraft.bench.load.pareto_journal import Repeat
+from blockdraft.bench.load.repeats import Repeat
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.core.grouping import grouped

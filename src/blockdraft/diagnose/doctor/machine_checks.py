@@ -10,7 +10,7 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.words import counted
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
-from blockdraft.kernels.backends import backend_for, card_kernels, kernels_state
+from blockdraft.kernels.backends import backend_for, card_kernels, in_hardware, kernels_state
 from blockdraft.models.supported import head_dims_of
 
 GIB = 2**30
@@ -92,20 +92,22 @@ def _free_bytes(pair: Pair) -> int | None:
 
 
 def kernels_check(pair: Pair) -> Check:
-    """What the steps between matrix products run on, and whether the CPU knows the precision."""
+    """What the steps between matrix products run on, and whether the device knows the precision."""
     name = "kernels"
-    if torch.device(pair.device).type != "cpu":
+    is_cpu = torch.device(pair.device).type == "cpu"
+    if not in_hardware(pair.dtype, pair.device):
+        device = f"this CPU ({platform.machine()})" if is_cpu else f"the GPU, {pair.device},"
+        return Check(
+            name,
+            "warning",
+            f"{device} does not multiply bfloat16 in hardware",
+            "give --dtype float32, which is faster here",
+        )
+    if not is_cpu:
         head_dims = head_dims_of(pair.target_config)
         runs, why_not = card_kernels(pair.dtype, pair.device, head_dims)
         said = f"Triton's, on {pair.device}" if runs else f"torch's, on {pair.device}: {why_not}"
         return Check(name, "ok", said)
-    if not backend_for(pair.dtype, pair.device).in_hardware:
-        return Check(
-            name,
-            "warning",
-            f"this CPU ({platform.machine()}) does not multiply bfloat16 in hardware",
-            "give --dtype float32, which is faster here",
-        )
     runs, why_not, remedy = kernels_state()
     if not runs:
         return Check(name, "warning", f"{why_not}: steps take longer", remedy)

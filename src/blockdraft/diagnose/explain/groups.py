@@ -1,14 +1,19 @@
 """Many prompts: which kinds of them lose, by how much, with examples."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blockdraft.core.grouping import grouped
 from blockdraft.diagnose.explain.round import Cause, Rejection
 from blockdraft.diagnose.explain.run import Explanation
-from blockdraft.diagnose.explain.stream import Streams, longest_rejected_run, rate_of
+from blockdraft.diagnose.explain.stream import (
+    Later,
+    Streams,
+    longest_rejected_run,
+    speedup_of,
+)
 from blockdraft.diagnose.explain.sums import Sums, sum_all
 
 NUM_EXAMPLES = 3
@@ -36,6 +41,25 @@ class Explained:
             "streams": None if self.streams is None else self.streams.to_dict(stall_limit),
         }
 
+    @property
+    def summary(self) -> "Summary":
+        """What is kept of it among many."""
+        explanation, streams = self.explanation, self.streams
+        completion, timed, differs = explanation.completion, None, False
+        if streams is not None:
+            timed = streams.drafted.later, streams.plain.later
+            outputs = {streams.drafted.token_ids, streams.plain.token_ids}
+            differs = outputs != {completion.token_ids}
+        return Summary(
+            id=self.id,
+            category=self.category,
+            sums=explanation.sums,
+            examples=_examples(self),
+            timed=timed,
+            differs=differs,
+            error=completion.error,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -48,6 +72,24 @@ class Example:
     cause: Cause
     drafter_rank: int | None
     target_probability: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is kept of a prompt among many, whose rounds would fill the memory.
+
+    examples: for each cause the rejection that was earliest in its block. timed: what came with
+    drafts, and without; None unless the streaming was timed. differs: the tokens were not the same
+    recorded, drafted and plain, as far as streamed. error: why the answer ended, if by one.
+    """
+
+    id: str
+    category: str
+    sums: Sums
+    examples: Mapping[Cause, Example]
+    timed: tuple[Later, Later] | None
+    differs: bool
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,52 +131,52 @@ def main_kind(explanation: Explanation) -> str:
     return f"mostly {counts.most_common(1)[0][0]}" if counts else "empty"
 
 
-def group_prompts(prompts: Sequence[Explained]) -> list[Group]:
+def group_prompts(prompts: Sequence[Summary]) -> list[Group]:
     """One group a category, the one that loses most first."""
-    overall = sum_all(one.explanation.sums for one in prompts).acceptance_length
+    overall = sum_all(one.sums for one in prompts).acceptance_length
     members = grouped(prompts, lambda one: one.category)
     groups = [_group(category, own, overall) for category, own in members.items()]
     return sorted(groups, key=lambda group: group.behind, reverse=True)
 
 
-def _group(category: str, prompts: Sequence[Explained], overall: float) -> Group:
-    sums = sum_all(one.explanation.sums for one in prompts)
-    streams = [one.streams for one in prompts if one.streams is not None]
-    each = [one.speedup for one in streams]
+def _group(category: str, prompts: Sequence[Summary], overall: float) -> Group:
+    sums = sum_all(one.sums for one in prompts)
+    timed = [one.timed for one in prompts if one.timed is not None]
+    each = [speedup_of([drafted], [plain]) for drafted, plain in timed]
+    whole = speedup_of([drafted for drafted, _ in timed], [plain for _, plain in timed])
     return Group(
         category=category,
         num_prompts=len(prompts),
         sums=sums,
         behind=overall - sums.acceptance_length,
-        speedup=_speedup(streams),
-        speedup_ends=(min(each), max(each)) if each else None,
-        examples=_examples(prompts, sums),
+        speedup=whole if timed else None,
+        speedup_ends=(min(each), max(each)) if timed else None,
+        examples=_worst(prompts, sums),
     )
 
 
-def _speedup(streams: Sequence[Streams]) -> float | None:
-    # First bursts, which are left out with the prompts' passes, are longer with drafts: the tokens
-    # behind them are not the same.
-    plain = rate_of(one.plain for one in streams)
-    return rate_of(one.drafted for one in streams) / plain if plain else None
-
-
-def _examples(prompts: Sequence[Explained], sums: Sums) -> tuple[Example, ...]:
-    """One rejection of the commonest cause from each of the worst prompts, early in its block."""
+def _worst(prompts: Sequence[Summary], sums: Sums) -> tuple[Example, ...]:
+    """One rejection of the commonest cause from each of the worst prompts."""
     if not sums.total.num_rejected:
         return ()
     cause = sums.total.causes.most_common(1)[0][0]
-    examples: list[Example] = []
-    for one in sorted(prompts, key=lambda one: one.explanation.sums.acceptance_length):
-        found = [
-            (one_round.rejection.slot, one_round.start, one_round.rejection)
-            for one_round in one.explanation.rounds
-            if one_round.rejection is not None and one_round.rejection.cause == cause
-        ]
-        if found and len(examples) < NUM_EXAMPLES:
-            slot, start, rejection = min(found, key=lambda item: item[:2])
-            examples.append(_example(one, start + slot, rejection))
-    return tuple(examples)
+    by_tau = sorted(prompts, key=lambda one: one.sums.acceptance_length)
+    return tuple(one.examples[cause] for one in by_tau if cause in one.examples)[:NUM_EXAMPLES]
+
+
+def _examples(one: Explained) -> dict[Cause, Example]:
+    """Of each cause the rejection that was earliest in its block."""
+    earliest: dict[Cause, tuple[int, int, Rejection]] = {}
+    for one_round in one.explanation.rounds:
+        if (rejection := one_round.rejection) is not None:
+            found = (rejection.slot, one_round.start, rejection)
+            best = earliest.setdefault(rejection.cause, found)
+            if found[:2] < best[:2]:
+                earliest[rejection.cause] = found
+    return {
+        cause: _example(one, start + slot, rejection)
+        for cause, (slot, start, rejection) in earliest.items()
+    }
 
 
 def _example(one: Explained, place: int, rejection: Rejection) -> Example:

@@ -1,13 +1,13 @@
 """Explaining one prompt or many, and the report of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from blockdraft.core.conversations import as_messages, as_text
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.diagnose.explain.groups import Explained, group_prompts, main_kind
+from blockdraft.diagnose.explain.groups import Explained, Summary, group_prompts, main_kind
 from blockdraft.diagnose.explain.prompts import Question
 from blockdraft.diagnose.explain.run import check_explains, explain
 from blockdraft.diagnose.explain.stream import stream_both
@@ -54,8 +54,7 @@ def explain_all(
     params: SamplingParams,
     *,
     with_streams: bool,
-    on_done: Callable[[Explained], None] = lambda _: None,
-) -> list[Explained]:
+) -> Iterator[Explained]:
     """Explain prompts one after another, each with the seed of `params`; one sample each.
 
     With streams each prompt is answered three times: recorded, and timed with drafts and without.
@@ -66,11 +65,8 @@ def explain_all(
     """
     check_explains(llm)
     compute_every_prompt(llm.engine)
-    explained = []
     for one in asked:
-        explained.append(_explain_one(llm, one, params, with_streams))
-        on_done(explained[-1])
-    return explained
+        yield _explain_one(llm, one, params, with_streams)
 
 
 def _explain_one(llm: LLM, asked: Asked, params: SamplingParams, with_streams: bool) -> Explained:
@@ -87,20 +83,12 @@ def _explain_one(llm: LLM, asked: Asked, params: SamplingParams, with_streams: b
     )
 
 
-def num_different(explained: Sequence[Explained]) -> int:
-    """Prompts whose tokens were not the same recorded, drafted and plain, as far as streamed."""
-    return sum(
-        one.streams is not None
-        and {one.streams.drafted.token_ids, one.streams.plain.token_ids}
-        != {one.explanation.completion.token_ids}
-        for one in explained
-    )
-
-
-def make_report(explained: Sequence[Explained], stall_limit: float | None) -> dict[str, Any]:
-    """Plain values for JSON: all prompts, their sums, and their categories."""
+def make_report(
+    described: Sequence[Mapping[str, Any]], summaries: Sequence[Summary]
+) -> dict[str, Any]:
+    """Plain values for JSON: prompts as `Explained.to_dict` describes them, sums, categories."""
     return {
-        "prompts": [one.to_dict(stall_limit) for one in explained],
-        "sums": sum_all(one.explanation.sums for one in explained).to_dict(),
-        "groups": [group.to_dict() for group in group_prompts(explained)],
+        "prompts": described,
+        "sums": sum_all(one.sums for one in summaries).to_dict(),
+        "groups": [group.to_dict() for group in group_prompts(summaries)],
     }

@@ -51,6 +51,14 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """What came behind the first burst: tokens, and the seconds that they took."""
+
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """The bursts of one output. Gaps leave out the time to the first burst, the prompt's."""
 
@@ -70,7 +78,12 @@ class Timeline:
     @property
     def tokens_per_second(self) -> float:
         """Tokens after the first burst over the seconds since it; 0 if there are none."""
-        return rate_of([self])
+        return rate_of([self.later])
+
+    @property
+    def later(self) -> Later:
+        """All but the first burst, which is the prompt's."""
+        return Later(sum(burst.num_tokens for burst in self.bursts[1:]), sum(self.gaps))
 
     def quantile(self, share: float) -> float:
         """The gap that this share of the gaps does not exceed, between two where it falls so."""
@@ -108,13 +121,18 @@ class Timeline:
         }
 
 
-def rate_of(lines: Iterable[Timeline]) -> float:
-    """Tokens after the first burst of each over the seconds since it; 0 if there are none."""
-    num_tokens, seconds = 0, 0.0
-    for line in lines:
-        num_tokens += sum(burst.num_tokens for burst in line.bursts[1:])
-        seconds += sum(line.gaps)
-    return num_tokens / seconds if seconds else 0.0
+def rate_of(parts: Sequence[Later]) -> float:
+    """Tokens per second of all together; 0 if there are none."""
+    seconds = sum(part.seconds for part in parts)
+    return sum(part.num_tokens for part in parts) / seconds if seconds else 0.0
+
+
+def speedup_of(drafted: Sequence[Later], plain: Sequence[Later]) -> float:
+    """Tokens per second over those of plain decoding; 0 where nothing was measured."""
+    # First bursts, which are left out with the prompts' passes, are longer with drafts: the tokens
+    # behind them are not the same.
+    rate = rate_of(plain)
+    return rate_of(drafted) / rate if rate else 0.0
 
 
 def _normal_seconds(bursts: Sequence[Burst]) -> dict[StallCause, float]:
@@ -163,8 +181,7 @@ class Streams:
     @property
     def speedup(self) -> float:
         """Tokens per second of drafted over plain; 0 where nothing was measured."""
-        plain = self.plain.tokens_per_second
-        return self.drafted.tokens_per_second / plain if plain else 0.0
+        return speedup_of([self.drafted.later], [self.plain.later])
 
     def to_dict(self, limit: float | None = None) -> dict[str, Any]:
         """Plain values for JSON."""

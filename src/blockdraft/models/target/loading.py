@@ -24,7 +24,7 @@ from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.core.threads import SERVING, num_threads
 from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.model_config import load_config
-from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.backends import in_hardware
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.eagle3_config import AnyDraftConfig, Eagle3Config
 from blockdraft.models.layers.quantized import quantize_model
@@ -48,8 +48,7 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
         ConfigError: the name is unknown.
     """
     if name == "auto":
-        is_fast = backend_for(torch.bfloat16, device).in_hardware
-        return torch.bfloat16 if is_fast else torch.float32
+        return torch.bfloat16 if in_hardware(torch.bfloat16, device) else torch.float32
     if name not in DTYPES:
         raise ConfigError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]
