@@ -210,7 +210,7 @@ def test_who_was_asked_is_searched_for_ahead() -> None:
 def test_features_of_any_precision_are_read(dtype: torch.dtype) -> None:
     free, row = ngram_drafter(tiny_target(), [], sure=1.0), row_of(1)
     free.committed(row, [3], torch.randn(1, len(LAYER_IDS) * HIDDEN_SIZE).to(dtype))
-    query = free._query(row, is_guessed=True)
+    query = free._query(row, 4, is_guessed=True)
     assert query.features is not None
     assert free._search.paths([query])[0].tokens
 
@@ -222,15 +222,15 @@ def test_features_wait_until_they_are_searched_with() -> None:
     row.sequence.token_ids += [1] * 40
     for part in parts[:2]:
         free.committed(row, [3], part)
-    query = free._query(row, is_guessed=True)
+    query = free._query(row, 4, is_guessed=True)
     assert query.features is not None
     assert torch.equal(query.features, parts[:2].flatten(0, 1))
     free.propose([row])
-    assert free._query(row, is_guessed=True).features is None
+    assert free._query(row, 4, is_guessed=True).features is None
     for part in parts:
         free.committed(row, [3], part)
     assert len(free._waiting[1]) == MOST_WAITING
-    query = free._query(row, is_guessed=True)
+    query = free._query(row, 4, is_guessed=True)
     assert query.features is not None
     assert torch.equal(query.features, parts[-WINDOW:].flatten(0, 1))
 

@@ -56,7 +56,7 @@ class NGramDrafter(ModelFree):
         self._open: set[int] = set()
         """Keys of the sequences that run."""
         self._proposed: set[int] = set()
-        """Keys that a head was asked for in this step, until their tokens are committed."""
+        """Keys that were asked for in this step, until their tokens are committed; few, or none."""
         self._next: list[NGramQuery] = []
         """What of them is likely to be asked in the next step."""
         self.feature_layers = () if layers is None else layers.feature_layers
@@ -71,13 +71,13 @@ class NGramDrafter(ModelFree):
         is_guessed = len(rows) <= GUESSED_ROWS
         self._proposed = {row.sequence.key for row in rows if is_guessed}
         self._next = []
-        found = self._search.paths([self._query(row, is_guessed) for row in rows])
+        found = self._search.paths([self._query(row, row.num_slots, is_guessed) for row in rows])
         if is_guessed:
             for row in rows:
                 self._waiting.pop(row.sequence.key, None)  # they are read now
         return [self._proposal(own) for own in found]
 
-    def _query(self, row: Row, is_guessed: bool) -> NGramQuery:
+    def _query(self, row: Row, max_depth: int, is_guessed: bool) -> NGramQuery:
         sample = row.sequence
         waiting = self._waiting.get(sample.key) if is_guessed else None
         return NGramQuery(
@@ -85,7 +85,7 @@ class NGramDrafter(ModelFree):
             sample.token_ids,
             self._noise(sample),
             row.num_draft_tokens,
-            row.num_slots,
+            max_depth,
             None if waiting is None else self._joined(waiting),
         )
 
@@ -101,22 +101,30 @@ class NGramDrafter(ModelFree):
         The last token with features stands one before the end of the text when that is searched.
         """
         sample = row.sequence
+        self._keep(sample.key, features)
         # A row that was not proposed for in this step may not be in the next one either.
-        was_proposed = sample.key in self._proposed
+        if sample.key not in self._proposed:
+            return
         self._proposed.discard(sample.key)
+        # The last token of an answer is no draft's.
+        num_left = sample.params.max_tokens - sample.num_output - 1
+        if sample.finish_reason is None and num_left > 0:
+            own = row.within(self.max_nodes)
+            self._next.append(self._query(own, min(own.num_slots, num_left), is_guessed=True))
+        if not self._proposed:
+            self._search.search_ahead(self._next)
+
+    def _keep(self, key: int, features: Tensor | None) -> None:
+        """Features [rows, values] of committed tokens wait for the next search."""
         # The head is not asked in a large batch. It reads on when few sequences are left.
         is_large_batch = len(self._open) > GUESSED_ROWS
         if not self.feature_layers or features is None or is_large_batch:
-            self._waiting.pop(sample.key, None)
+            self._waiting.pop(key, None)
             return
-        waiting = self._waiting.setdefault(sample.key, [])
+        waiting = self._waiting.setdefault(key, [])
         waiting.append(_readable(features[-self._window :]))
         # Nothing reads them in steps that do not propose without a model.
         del waiting[:-MOST_WAITING]
-        if was_proposed and sample.finish_reason is None:
-            self._next.append(self._query(row.within(self.max_nodes), is_guessed=True))
-        if was_proposed and not self._proposed:
-            self._search.search_ahead(self._next)
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
