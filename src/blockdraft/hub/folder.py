@@ -53,7 +53,7 @@ def missing_parts(folder: Path) -> list[str]:
 
 
 def _pointers(folder: Path, names: Iterable[str]) -> list[str]:
-    """Those of the files that were not fetched with the rest of a repository, as what is missing."""
+    """Those of the files that git has not fetched, in the words of `missing_parts`."""
     found = []
     for name in names:
         with (folder / name).open("rb") as file:

@@ -406,7 +406,7 @@ def test_integers_that_would_be_rounded_are_refused(schema):
     ],
 )
 def test_bounds_that_would_be_allowed_though_they_are_excluded_are_refused(bounds):
-    with pytest.raises(RequestError, match="excludes -?[01], which would be allowed"):
+    with pytest.raises(RequestError, match=r"excludes -?[01], which would be allowed"):
         Grammar.json_schema({"properties": {"rate": {"type": "number", **bounds}}})
     assert Grammar.json_schema({"const": bounds})
 
