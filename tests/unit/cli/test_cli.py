@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -229,6 +230,26 @@ def test_chat_remembers_and_forgets(pair):
     assert result.exit_code == 0, result.output
     assert result.stderr.count("target passes") == 2
     assert "unknown command /what" in result.stderr
+
+
+def test_arrow_keys_move_in_the_line_of_a_chat():
+    pytest.importorskip("readline")
+    code = (
+        "from blockdraft.cli.chat import _edit_lines, _read_line\n"
+        "_edit_lines()\nprint(f'read {_read_line(chr(62))!r}')"
+    )
+    master, slave = pty.openpty()
+    terminal = {"stdin": slave, "stdout": slave, "env": os.environ | {"TERM": "xterm"}}
+    with (
+        subprocess.Popen([sys.executable, "-c", code], **terminal),
+        os.fdopen(master, "rb") as shown,
+    ):
+        os.close(slave)
+        while shown.read(1) != b">":
+            pass
+        os.write(own, b"thre\x1b[De\n")
+        lines = [shown.readline(), shown.readline()]
+    assert lines[1] == b"read 'three'\r\n"
 
 
 def test_chat_survives_a_conversation_that_has_become_too_long(pair):
