@@ -238,13 +238,10 @@ def test_arrow_keys_move_in_the_line_of_a_chat():
         "from blockdraft.cli.chat import _edit_lines, _read_line\n"
         "_edit_lines()\nprint(f'read {_read_line(chr(62))!r}')"
     )
-    master, slave = pty.openpty()
-    terminal = {"stdin": slave, "stdout": slave, "env": os.environ | {"TERM": "xterm"}}
-    with (
-        subprocess.Popen([sys.executable, "-c", code], **terminal),
-        os.fdopen(master, "rb") as shown,
-    ):
-        os.close(slave)
+    own, terminal = pty.openpty()
+    ends = {"stdin": terminal, "stdout": terminal, "env": os.environ | {"TERM": "xterm"}}
+    with subprocess.Popen([sys.executable, "-c", code], **ends), os.fdopen(own, "rb") as shown:
+        os.close(terminal)
         while shown.read(1) != b">":
             pass
         os.write(own, b"thre\x1b[De\n")
