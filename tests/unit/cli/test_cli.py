@@ -398,6 +398,12 @@ def test_the_program_exits_with_2_and_no_traceback():
         assert "Traceback" not in run_.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--raw"]])
+def test_a_prompt_of_many_letters_is_refused_before_it_is_tokenized(pair, options):
+    line = refusal("generate", *pair, *options, "-", input="abc " * 100_000)
+    assert re.search(r"the text has 4000\d\d characters, which are at least \d+ tokens", line)
+
+
 def test_help_loads_no_model_library():
     code = (
         "import sys; from blockdraft.cli.main import app; from typer.testing import CliRunner\n"
