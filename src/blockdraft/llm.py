@@ -19,6 +19,7 @@ from blockdraft.core.arguments import (
 from blockdraft.core.config import DeviceMap, DraftDtype, KVCacheDtype, LLMConfig, Quantize
 from blockdraft.core.errors import RequestError
 from blockdraft.core.receipt import Receipt, read_receipt
+from blockdraft.core.threads import refuse_a_fork
 from blockdraft.engine.audit import Audit, audit
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
@@ -118,6 +119,7 @@ class LLM:
         self.config = config
         use_threads(config.num_threads)
         self.num_threads = torch.get_num_threads()
+        refuse_a_fork(self.num_threads)
         self.device = resolve_device(config.device)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.folder = resolve_model(config.target)
@@ -186,6 +188,7 @@ class LLM:
             ContextTooLong: prompt and output do not fit its context.
             ConfigError: the K/V memory has no room for them.
         """
+        refuse_a_fork(self.num_threads)
         if not isinstance(receipt, Receipt):
             receipt = read_receipt(receipt, self.tokenizer)
         return audit(self.samples, receipt, self.environment)
@@ -293,6 +296,7 @@ class LLM:
         return ids_of(prompt)
 
     def _check_jobs(self, prompts: list[list[int]], params: Params | None) -> list[Job]:
+        refuse_a_fork(self.num_threads)
         jobs = []
         for index, (prompt_ids, own) in enumerate(
             zip(prompts, params_for_each(params, len(prompts)), strict=True)

@@ -1,6 +1,8 @@
 """`blockdraft chat`: a conversation in the terminal."""
 
+import importlib
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,6 +46,7 @@ def chat(
         config,
         lambda outline: outline.check(outline.tokenizer.encode_chat(shortest), params),
     )
+    _edit_lines()
     print("/reset forgets the conversation, /quit or Ctrl-D ends it", file=sys.stderr)
     messages = list(opening)
     take_turn = _take_json_turn if as_json else _take_turn
@@ -54,6 +57,13 @@ def chat(
             print(f"unknown command {line}; /reset or /quit", file=sys.stderr)
         elif line:
             messages = take_turn(llm, messages, line, params)
+
+
+def _edit_lines() -> None:
+    """Let a terminal's arrow keys move in the line; else `input` takes their codes for text."""
+    if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
+        with suppress(ImportError):
+            importlib.import_module("readline")  # `input` uses it from then on
 
 
 def _read_line(sign: str) -> str | None:

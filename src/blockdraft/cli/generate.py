@@ -72,11 +72,18 @@ def generate(
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     text = read_prompt(prompt)
     _check(ctx.params, config, params)
+
+    def encode(tokenizer: "Tokenizer", most: int | None) -> list[int]:
+        if raw:
+            return tokenizer.encode(text, most=most)
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        return tokenizer.encode_chat([*messages, {"role": "user", "content": text}], most=most)
+
     llm = options.load_llm(
         config,
-        lambda outline: outline.check(_encode(outline.tokenizer, text, system, raw), params),
+        lambda outline: outline.check(encode(outline.tokenizer, outline.max_context), params),
     )
-    _answer(llm, _encode(llm.tokenizer, text, system, raw), params, ctx.params)
+    _answer(llm, encode(llm.tokenizer, llm.engine.limits.max_tokens), params, ctx.params)
 
 
 def _answer(
@@ -131,13 +138,6 @@ def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams)
         raise ConfigError("--logprobs is shown only with --json; add --json")
     if values["smooth"] and (values["as_json"] or params.n != 1):
         raise ConfigError("--smooth needs one sample that streams as text; leave it out")
-
-
-def _encode(tokenizer: "Tokenizer", text: str, system: str | None, raw: bool) -> list[int]:
-    if raw:
-        return tokenizer.encode(text)
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    return tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
 
 
 def _describe(llm: "LLM", generation: "Generation") -> dict[str, Any]:

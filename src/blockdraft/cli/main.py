@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -20,6 +21,7 @@ from blockdraft.cli.env import env
 from blockdraft.cli.explain import explain
 from blockdraft.cli.generate import generate
 from blockdraft.cli.logs import LOG, start_log, tell_why_it_ends, with_verbosity
+from blockdraft.cli.output import prints_unicode
 from blockdraft.cli.prove import prove
 from blockdraft.cli.serve import serve
 from blockdraft.cli.train import train
@@ -130,8 +132,15 @@ def common(
     start_log()
 
 
+def _print_what_can_be_printed() -> None:
+    """A letter that an older locale's encoding lacks becomes a question mark, and no error."""
+    if isinstance(sys.stdout, TextIOWrapper) and not prints_unicode(sys.stdout):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line."""
+    _print_what_can_be_printed()
     try:
         app(prog_name="blockdraft")
     except Exception as error:

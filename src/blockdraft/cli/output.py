@@ -5,7 +5,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from blockdraft.core.errors import (
     AnswerFailed,
@@ -26,12 +26,18 @@ _BLOCK = 4096
 """Bytes that a file takes at least, on most disks."""
 
 
+def prints_unicode(stream: TextIO) -> bool:
+    """True if its encoding has every letter."""
+    return (stream.encoding or "utf-8").lower().startswith("utf")
+
+
 def print_json(value: object, *, as_line: bool = False) -> None:
     """Print one JSON document, on one line if several follow each other.
 
-    Text beyond ASCII stays readable.
+    Text beyond ASCII stays readable, where it can be printed.
     """
-    json.dump(value, sys.stdout, ensure_ascii=False, indent=None if as_line else 2)
+    is_ascii = not prints_unicode(sys.stdout)
+    json.dump(value, sys.stdout, ensure_ascii=is_ascii, indent=None if as_line else 2)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

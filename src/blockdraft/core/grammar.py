@@ -89,26 +89,50 @@ def _check_schema(source: str) -> None:
     schema = _from_json("JSON schema", source)
     if not isinstance(schema, dict):
         raise RequestError(f"the JSON schema is {source!r:.60}; give a JSON object")
-    check_integers(schema)
+    check_numbers(schema)
 
 
-def check_integers(schema: Any, *, is_value: bool = False) -> None:
-    """Raise a RequestError for an integer of a JSON schema that would be rounded.
+def check_numbers(schema: Any, *, is_value: bool = False) -> None:
+    """Raise a RequestError for numbers of a JSON schema that llguidance would not keep to.
 
+    It rounds large integers, and may allow a bound that is excluded.
     is_value: what is given is itself a value that an answer may have to hold.
     """
     if isinstance(schema, list):
         for own in schema:
-            check_integers(own, is_value=is_value)
+            check_numbers(own, is_value=is_value)
     elif isinstance(schema, dict):
+        bound = None if is_value else _bound_not_excluded(schema)
+        if bound is not None:
+            raise RequestError(
+                f"the JSON schema excludes {bound:g}, which would be allowed, as its other bound "
+                "is less than 1 from it; give a minimum or a maximum that is no whole number"
+            )
         for key, own in schema.items():
             is_own_value = is_value or key in ("const", "enum", *_NUMBERS)
-            check_integers(own, is_value=is_own_value)
+            check_numbers(own, is_value=is_own_value)
     elif is_value and isinstance(schema, int) and abs(schema) > _LARGEST_INTEGER:
         raise RequestError(
             f"the JSON schema holds the integer {schema!s:.40}, and integers beyond "
             f"{_LARGEST_INTEGER} would be rounded; give it as a string"
         )
+
+
+def _bound_not_excluded(schema: Mapping[str, Any]) -> float | None:
+    """The whole number that numbers of a schema would not stay above, or below where negative."""
+
+    def given(*names: str) -> list[float]:
+        return [schema[name] for name in names if type(schema.get(name)) in (int, float)]
+
+    lows, highs = given("minimum", "exclusiveMinimum"), given("maximum", "exclusiveMaximum")
+    if not lows or not highs:
+        return None
+    low, high = max(lows), min(highs)
+    if not low < high < low + 1:
+        return None
+    if low >= 0:
+        return low if low % 1 == 0 and low in given("exclusiveMinimum") else None
+    return high if high % 1 == 0 and high in given("exclusiveMaximum") else None
 
 
 def _check_options(options: list[Any]) -> None:

@@ -21,6 +21,29 @@ SPIN_COUNT = "1000"
 logger = logging.getLogger(__name__)
 
 
+_process_with_threads: int | None = None
+
+
+def refuse_a_fork(num_threads: int) -> None:
+    """Refuse to compute with several threads in a fork of a process that did so already.
+
+    The fork has none of them, and the library that keeps them would wait for them without end.
+
+    Raises:
+        ConfigError: says how to start processes instead.
+    """
+    global _process_with_threads
+    if num_threads == 1:
+        return
+    if _process_with_threads is None:
+        _process_with_threads = os.getpid()
+    if os.getpid() != _process_with_threads:
+        raise ConfigError(
+            "this process was forked from one that loaded an LLM of several threads, which a fork "
+            "does not have; start processes with multiprocessing's 'spawn', or give num_threads=1"
+        )
+
+
 def bound_spin() -> None:
     """Let threads that wait for each other sleep soon; the user's own settings stay.
 

@@ -1,11 +1,14 @@
 """What a Hugging Face model folder must hold before anything is loaded from it."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 GGUF_NAME = "model.gguf"
 """Weights that are read as they are."""
 _INDEX = "model.safetensors.index.json"
+_LFS_MARK = b"version https://git-lfs"
+"""With which the file begins that git leaves in place of a large one, where Git LFS is missing."""
 
 
 def read_index(path: Path) -> dict[str, str]:
@@ -39,11 +42,21 @@ def missing_parts(folder: Path) -> list[str]:
         return missing
     index = folder / _INDEX
     if not index.is_file():
-        if not any(folder.glob("*.safetensors")):
-            missing.append("*.safetensors")
-        return missing
+        found = sorted(path.name for path in folder.glob("*.safetensors"))
+        return missing + (_pointers(folder, found) if found else ["*.safetensors"])
     try:
         shards = set(read_index(index).values())
     except (OSError, ValueError):
         return [*missing, f"a readable {_INDEX}"]
-    return missing + sorted(shard for shard in shards if not (folder / shard).is_file())
+    missing += sorted(shard for shard in shards if not (folder / shard).is_file())
+    return missing + _pointers(folder, sorted(shards.difference(missing)))
+
+
+def _pointers(folder: Path, names: Iterable[str]) -> list[str]:
+    """Those of the files that git has not fetched, in the words of `missing_parts`."""
+    found = []
+    for name in names:
+        with (folder / name).open("rb") as file:
+            if file.read(len(_LFS_MARK)) == _LFS_MARK:
+                found.append(f"{name} (a pointer of Git LFS is in its place)")
+    return found

@@ -52,9 +52,13 @@ def resolve_model(name: str) -> Path:
         return _whole(folder, "copy the missing files there")
     if folder.suffix == ".gguf" and folder.is_file():
         return prepare_gguf(folder)
-    if found := _HUB_ID.fullmatch(name):
+    if found := _hub_id(name):
         snapshot = _snapshot(found["repo"], found["revision"])
-        return _whole(snapshot, "use a repository with safetensors weights")
+        return _whole(
+            snapshot,
+            "run again with a network to fetch the rest, or use a repository with safetensors "
+            "weights",
+        )
     raise ModelError(
         f"there is no model {name!r}: it is not a known name, a folder, a GGUF file, or a hub id "
         "(org/name or org/name@revision); "
@@ -72,7 +76,7 @@ def resolve_config(name: str) -> Path:
         ModelError: the name is unknown, or there is no config.
         NetworkError, DiskError: fetching failed.
     """
-    entry, found = CATALOG.get(name), _HUB_ID.fullmatch(name)
+    entry, found = CATALOG.get(name), _hub_id(name)
     folder = Path(name).expanduser().absolute()
     is_embedded = entry is not None and not isinstance(entry.source, HubRepo)
     if is_embedded or not (found or folder.is_dir()):
@@ -109,6 +113,11 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
     return resolve_model(name)
 
 
+def _hub_id(name: str) -> re.Match[str] | None:
+    """The parts of a hub id; None for what is none, such as the path of a GGUF file."""
+    return None if name.endswith(".gguf") else _HUB_ID.fullmatch(name)
+
+
 def _embedded(entry: CatalogEntry, source: WheelFile | PackageFolder) -> Path:
     if isinstance(source, WheelFile):
         return prepare_wheel_model(entry.name, source)
@@ -138,8 +147,9 @@ def _snapshot(
             repo_id,
             revision=revision,
             allow_patterns=list(patterns),
-            # Subfolders hold the same weights in other formats (gpt-oss: three times the size).
-            ignore_patterns=["*/*"],
+            # Subfolders hold the same weights in other formats (gpt-oss: three times the size), and
+            # so do consolidated files (Mistral: twice the size).
+            ignore_patterns=["*/*", "consolidated*.safetensors"],
         )
     except GatedRepoError as error:
         raise ModelError(

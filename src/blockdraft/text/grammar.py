@@ -49,6 +49,8 @@ _NOT_SUPPORTED = re.compile(
 """Attributes of Lark rules: the parser cannot go back over the first two, as it must where a draft
 is rejected, and nobody obeys the last one."""
 
+_ESCAPED = re.compile(r"\\([^\w\s])")
+
 Mask = NDArray[np.bool_]
 
 
@@ -257,7 +259,7 @@ def _literals(grammar: Grammar) -> Iterator[str]:
     if grammar.kind == "choice":
         yield from grammar.options
     elif grammar.kind == "regex":
-        yield grammar.source
+        yield from _pattern_literals(grammar.source)
     elif grammar.kind == "json_schema":
         yield from _schema_literals(json.loads(grammar.source))
 
@@ -273,12 +275,18 @@ def _schema_literals(schema: Any) -> Iterator[str]:
         if key in ("const", "enum", "required"):
             yield json.dumps(value, ensure_ascii=False)
         elif key == "pattern":
-            yield str(value)
+            yield from _pattern_literals(str(value))
         elif key == "properties" and isinstance(value, dict):
             yield from value
             yield from _schema_literals(list(value.values()))
         elif key not in ("default", "examples"):
             yield from _schema_literals(value)
+
+
+def _pattern_literals(pattern: str) -> Iterator[str]:
+    """A regular expression as it stands, and without what escapes letters that mean more."""
+    yield pattern
+    yield _ESCAPED.sub(r"\1", pattern)
 
 
 def _llguidance_source(grammar: Grammar) -> str:
@@ -308,7 +316,8 @@ def _single_source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(grammar.source)
     if grammar.kind == "choice":
         options = (json.dumps(option, ensure_ascii=False) for option in grammar.options)
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(options))
+        # A terminal: the parser itself follows 2,000 alternatives at most.
+        return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(options))
     return LLMatcher.grammar_from_lark(_as_lark(grammar.source))
 
 

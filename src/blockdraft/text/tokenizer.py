@@ -322,7 +322,9 @@ def _listed_eos_ids(path: Path) -> frozenset[int]:
         return frozenset()
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        value = raw.get("eos_token_id") or raw.get("text_config", {}).get("eos_token_id")
+        value = raw.get("eos_token_id")
+        if value is None and isinstance(raw.get("text_config"), dict):
+            value = raw["text_config"].get("eos_token_id")
         values = value if isinstance(value, list) else [value]
         return frozenset(int(one) for one in values if one is not None)
     except (OSError, ValueError, TypeError, AttributeError) as error:

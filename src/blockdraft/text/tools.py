@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from blockdraft.core.errors import RequestError
-from blockdraft.core.grammar import Grammar, check_integers
+from blockdraft.core.grammar import Grammar, check_numbers
 from blockdraft.core.request import MAX_TOOLS
 from blockdraft.text.grammar import JSON_WHITESPACE
 
@@ -253,7 +253,7 @@ def _function_rules(tools: Sequence[Tool], syntax: CallSyntax) -> list[str]:
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """What a schema accepts, as a part of a Lark rule."""
-    check_integers(schema)
+    check_numbers(schema)
     guided = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema}
     return f"%json {json.dumps(guided, ensure_ascii=False)}"
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -231,6 +232,23 @@ def test_chat_remembers_and_forgets(pair):
     assert "unknown command /what" in result.stderr
 
 
+def test_arrow_keys_move_in_the_line_of_a_chat():
+    pytest.importorskip("readline")
+    code = (
+        "from blockdraft.cli.chat import _edit_lines, _read_line\n"
+        "_edit_lines()\nprint(f'read {_read_line(chr(62))!r}')"
+    )
+    own, terminal = pty.openpty()
+    ends = {"stdin": terminal, "stdout": terminal, "env": os.environ | {"TERM": "xterm"}}
+    with subprocess.Popen([sys.executable, "-c", code], **ends), os.fdopen(own, "rb") as shown:
+        os.close(terminal)
+        while shown.read(1) != b">":
+            pass
+        os.write(own, b"thre\x1b[De\n")
+        lines = [shown.readline(), shown.readline()]
+    assert lines[1] == b"read 'three'\r\n"
+
+
 def test_chat_survives_a_conversation_that_has_become_too_long(pair):
     result = run("chat", *pair, "--max-tokens", 6, input=f"{'x' * 600}\nabc\n")
     assert result.exit_code == 0, result.output
@@ -378,6 +396,12 @@ def test_the_program_exits_with_2_and_no_traceback():
         run_ = program(*arguments)
         assert run_.returncode == MISTAKE
         assert "Traceback" not in run_.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--raw"]])
+def test_a_prompt_of_many_letters_is_refused_before_it_is_tokenized(pair, options):
+    line = refusal("generate", *pair, *options, "-", input="abc " * 100_000)
+    assert re.search(r"the text has 4000\d\d characters, which are at least \d+ tokens", line)
 
 
 def test_help_loads_no_model_library():

@@ -124,6 +124,17 @@ def test_a_fault_of_ours_is_no_answer_no():
     assert "Traceback" in program(spoil, "models", "list", "-v").stderr
 
 
+def test_what_the_encoding_of_the_output_lacks_is_no_fault():
+    foreign = (
+        "import blockdraft.cli.models as models\nfrom dataclasses import replace\n"
+        "models.CATALOG = {n: replace(e, about='\u20ac') for n, e in models.CATALOG.items()}"
+    )
+    for arguments, shown in ((["-q"], "?"), (["--json"], '"\\u20ac"')):
+        found = program(foreign, "models", "list", *arguments, PYTHONIOENCODING="ascii")
+        assert (found.returncode, found.stderr) == (0, "")
+        assert shown in found.stdout
+
+
 def test_an_interrupt_while_libraries_are_imported_is_one_line():
     """Whatever the import makes of the exception, or does with it."""
     spoil = (

@@ -12,6 +12,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from blockdraft.core.errors import BlockdraftError, DiskError, ModelError, NetworkError
 from blockdraft.hub import catalog, prepare, resolve, wheel
@@ -19,7 +20,7 @@ from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import CATALOG, DEFAULT_TARGET, PackageFolder, WheelFile, find_drafter
 from blockdraft.hub.folder import GGUF_NAME, missing_parts
 from blockdraft.hub.prepare import prepare_gguf, prepare_wheel_model
-from blockdraft.hub.resolve import resolve_model
+from blockdraft.hub.resolve import resolve_config, resolve_model
 from blockdraft.hub.wheel import fetch_from_wheel
 
 PAYLOAD = b"GGUF" + bytes(range(256)) * 64
@@ -253,7 +254,45 @@ def test_a_revision_of_no_hub_id_is_refused(name):
 def test_hub_snapshot_without_safetensors(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    assert "lacks *.safetensors" in error_of(resolve_model, "org/old-model")
+    message = error_of(resolve_model, "org/old-model")
+    assert "lacks *.safetensors; run again with a network to fetch the rest, or use" in message
+
+
+def test_weights_that_a_repository_has_twice_are_fetched_once(tmp_path, monkeypatch):
+    names = ("config.json", "model.safetensors", "consolidated.safetensors", "a/b.safetensors")
+
+    def download(_, *, allow_patterns, ignore_patterns, **__):
+        chosen = filter_repo_objects(
+            names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        assert list(chosen) == ["config.json", "model.safetensors"]
+        return str(make_model(tmp_path / "model"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("org/name") == tmp_path / "model"
+
+
+@pytest.mark.parametrize("resolved", [resolve_model, resolve_config])
+def test_a_gguf_file_is_never_looked_for_on_the_hub(tmp_path, monkeypatch, resolved):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(resolve, "prepare_gguf", lambda path: make_model(tmp_path / path.stem))
+    monkeypatch.chdir(tmp_path)
+    assert "there is no model 'models/a.gguf'" in error_of(resolved, "models/a.gguf")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a.gguf").touch()
+    assert resolved("models/a.gguf") == tmp_path / "a"
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path, is_indexed):
+    folder = make_model(tmp_path / "model")
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    if is_indexed:
+        index = {"weight_map": {"a": "model.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "lacks model.safetensors (a pointer of Git LFS is in its place); copy" in error_of(
+        resolve_model, str(folder)
+    )
 
 
 # Wheels

@@ -13,6 +13,7 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from tests.small_llm import MAX_TOKENS, assert_nothing_left, load_llm, params, without_pages
 from tests.tiny import CONTEXT, LAYER_IDS, TEXT_VOCAB_SIZE, edit_json, tiny_drafter_folder
+from tests.torch_threads import threads
 
 MESSAGES = [{"role": "user", "content": "the abc"}]
 
@@ -40,6 +41,28 @@ def test_folders_may_be_paths(folders):
 def test_a_device_of_torch_is_taken(folders):
     llm = LLM(*folders, dtype="float32", device=torch.device("cpu"))
     assert (llm.config.device, llm.device) == ("cpu", "cpu")
+
+
+def test_a_fork_without_the_threads_is_refused(llm, folders, monkeypatch):
+    """It would wait for them without end."""
+    generation = llm.generate("the abc", params(max_tokens=3))
+    (receipt,) = llm.receipts(generation)
+    monkeypatch.setattr("blockdraft.core.threads._process_with_threads", -1)
+    monkeypatch.setattr(llm, "num_threads", 2)
+    for ask in (
+        lambda: llm.generate("the abc"),
+        lambda: llm.chat(MESSAGES, stream=True),
+        lambda: llm.verify(receipt),
+        lambda: LLM(*folders, num_threads=2),
+    ):
+        refusal = "was forked .* 'spawn', or give num_threads=1"
+        with threads(torch.get_num_threads()), pytest.raises(ConfigError, match=refusal):
+            ask()
+    monkeypatch.setattr(llm, "num_threads", 1)
+    assert llm.generate("the abc", params(max_tokens=3)).completions[0].token_ids
+    monkeypatch.setattr("blockdraft.core.threads._process_with_threads", None)
+    monkeypatch.setattr(llm, "num_threads", 2)
+    assert llm.generate("the abc", params(max_tokens=3)).completions[0].token_ids
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,10 @@ def test_every_eos_id_of_the_folder_ends_an_answer(tmp_path):
     (folder / "generation_config.json").unlink()
     edit_json(folder / "config.json", eos_token_id=7)
     assert load_tokenizer(folder).eos_ids == own | {7}
+    edit_json(folder / "config.json", eos_token_id=0)
+    assert load_tokenizer(folder).eos_ids == own | {0}
+    edit_json(folder / "config.json", eos_token_id=None, text_config=None)
+    assert load_tokenizer(folder).eos_ids == own
 
 
 def test_a_broken_tokenizer_is_a_model_error(tmp_path):

@@ -3,6 +3,7 @@
 import gc
 import json
 import random
+import re
 from threading import current_thread
 
 import numpy as np
@@ -44,6 +45,7 @@ def allowed_ids(state, output, ahead=()):
         (GRAMMARS["choice"], ["abc", "abcabc", 'the "end"\n', "é"], ["ab", "abcab", "abc "]),
         (GRAMMARS["lark"], ["if a", "if abc and b"], ["if", "if d"]),
         (Grammar.choice(["a|b", "[a]", "\\"]), ["a|b", "[a]", "\\"], ["a", "b"]),
+        (Grammar.choice([f"abc {i}" for i in range(2500)]), ["abc 7", "abc 70"], ["abc ", "abc x"]),
         (Grammar.regex("a*"), ["", "aaa"], ["b"]),
         (Grammar.lark('root ::= "a" digit+ | "b"\ndigit ::= [0-9]'), ["a12", "b"], ["a", "ab"]),
         (Grammar.lark('start: "::=" "a"'), ["::=a"], ["a"]),
@@ -342,6 +344,8 @@ def test_a_path_that_is_too_costly_ends_no_other(tokenizer, monkeypatch):
     [
         Grammar.choice(["<|im_end|>"]),
         Grammar.regex("a(b|<[|]im_end[|]>)|<|im_end|>"),
+        Grammar.regex(re.escape("x <|im_end|>")),
+        Grammar.json_schema({"type": "string", "pattern": r"<\|im_end\|>"}),
         Grammar.json_schema({"const": {"a": "<|im_end|>"}}),
         Grammar.json_schema({"properties": {"<|im_end|>": True}}),
         Grammar.lark("start: @part", part=Grammar.choice(["x <|im_end|>"])),
@@ -389,3 +393,40 @@ def test_integers_that_would_be_rounded_are_refused(schema):
     with pytest.raises(RequestError, match="would be rounded; give it as a string"):
         Grammar.json_schema(schema)
     assert Grammar.json_schema({"const": 2**53, "default": 10**30, "maxLength": 3})
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"exclusiveMinimum": 0, "maximum": 0.5},
+        {"exclusiveMinimum": 0.0, "exclusiveMaximum": 1e-3},
+        {"exclusiveMinimum": 1, "exclusiveMaximum": 1.5},
+        {"minimum": -0.5, "exclusiveMaximum": 0},
+        {"minimum": -1.5, "exclusiveMaximum": -1},
+    ],
+)
+def test_bounds_that_would_be_allowed_though_they_are_excluded_are_refused(bounds):
+    with pytest.raises(RequestError, match=r"excludes -?[01], which would be allowed"):
+        Grammar.json_schema({"properties": {"rate": {"type": "number", **bounds}}})
+    assert Grammar.json_schema({"const": bounds})
+
+
+@pytest.mark.parametrize("low", [-2, -1.5, -1, -0.25, 0, 0.1, 0.5, 1, 1.95, 12])
+@pytest.mark.parametrize("high", [-1.5, -1, -0.25, 0, 0.1, 0.5, 1, 1.95, 2, 12.3, 100])
+def test_an_excluded_bound_is_never_allowed(grammars, tokenizer, low, high):
+    if low >= high:
+        return
+    for names in (
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        ("exclusiveMinimum", "maximum"),
+        ("minimum", "exclusiveMaximum"),
+    ):
+        bounds = dict(zip(names, (low, high), strict=True))
+        try:
+            grammar = Grammar.json_schema({"type": "number", **bounds})
+        except RequestError:
+            assert high < low + 1
+            continue
+        for text in (str(bounds[name]) for name in names if name.startswith("exclusive")):
+            assert not accepts(grammars, tokenizer, grammar, text)
+            assert text != "0" or not accepts(grammars, tokenizer, grammar, "-0")
