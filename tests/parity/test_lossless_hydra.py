@@ -22,7 +22,12 @@ from blockdraft.engine.engine import Engine
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery
 from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
 from blockdraft.speculate.drafters.guesses import DEPTH
-from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, MOST_WAITING, NGramDrafter
+from blockdraft.speculate.drafters.ngram import (
+    FEW_ROWS,
+    GUESSED_ROWS,
+    MOST_WAITING,
+    NGramDrafter,
+)
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.hydra.learning import WEIGHTS
 from tests.crowd import Request, run_alone, run_crowd
@@ -210,7 +215,7 @@ def test_who_was_asked_is_searched_for_ahead() -> None:
 def test_features_of_any_precision_are_read(dtype: torch.dtype) -> None:
     free, row = ngram_drafter(tiny_target(), [], sure=1.0), row_of(1)
     free.committed(row, [3], torch.randn(1, len(LAYER_IDS) * HIDDEN_SIZE).to(dtype))
-    query = free._query(row, 4, is_guessed=True)
+    query = free._query(row, 4, DEPTH)
     assert query.features is not None
     assert free._search.paths([query])[0].tokens
 
@@ -222,15 +227,15 @@ def test_features_wait_until_they_are_searched_with() -> None:
     row.sequence.token_ids += [1] * 40
     for part in parts[:2]:
         free.committed(row, [3], part)
-    query = free._query(row, 4, is_guessed=True)
+    query = free._query(row, 4, DEPTH)
     assert query.features is not None
     assert torch.equal(query.features, parts[:2].flatten(0, 1))
     free.propose([row])
-    assert free._query(row, 4, is_guessed=True).features is None
+    assert free._query(row, 4, DEPTH).features is None
     for part in parts:
         free.committed(row, [3], part)
     assert len(free._waiting[1]) == MOST_WAITING
-    query = free._query(row, 4, is_guessed=True)
+    query = free._query(row, 4, DEPTH)
     assert query.features is not None
     assert torch.equal(query.features, parts[-WINDOW:].flatten(0, 1))
 
@@ -252,17 +257,18 @@ def test_the_released_head_is_trained_for_as_many_tokens_as_are_guessed() -> Non
     assert len(WEIGHTS) == DEPTH
 
 
-def test_in_a_crowd_the_head_is_not_asked() -> None:
+def test_the_more_rows_the_less_the_head_is_asked() -> None:
     model = tiny_target()
     free = ngram_drafter(model, [])
-    asked: list[bool] = []
+    asked: list[int] = []
     paths = free._search.paths
 
     def noted(queries: Sequence[NGramQuery]) -> list[NGramPaths]:
-        asked.extend(query.features is not None for query in queries)
+        asked.extend(0 if query.features is None else query.guess_depth for query in queries)
         return paths(queries)
 
-    for num, is_asked in ((GUESSED_ROWS, True), (GUESSED_ROWS + 1, False)):
+    depths = {FEW_ROWS: DEPTH, FEW_ROWS + 1: 1, GUESSED_ROWS: 1, GUESSED_ROWS + 1: 0}
+    for num, depth in depths.items():
         rows = [
             Row(Sample(key, PARAMS["greedy"], 0, 0, frozenset(), [1, 2, 3], 3), [3], 4)
             for key in range(num)
@@ -271,7 +277,7 @@ def test_in_a_crowd_the_head_is_not_asked() -> None:
             free.committed(row, [1, 2], torch.zeros(2, len(LAYER_IDS) * HIDDEN_SIZE))
         with patch.object(free._search, "paths", noted):
             free.propose(rows)
-        assert asked == [is_asked] * num
+        assert asked == [depth] * num
         asked.clear()
 
 
@@ -283,11 +289,11 @@ def test_an_engine_loads_the_head_beside_its_drafter(tmp_path: Path, quantize: A
     llm = load_llm(folders, quantize=quantize)
     (free,) = (own for own in llm.engine.proposer.free if isinstance(own, NGramDrafter))
     assert free.feature_layers == LAYER_IDS
-    asked: list[bool] = []
+    asked: list[int] = []
     paths = free._search.paths
 
     def noted(queries: Sequence[NGramQuery]) -> list[NGramPaths]:
-        asked.extend(query.features is not None for query in queries)
+        asked.extend(0 if query.features is None else query.guess_depth for query in queries)
         return paths(queries)
 
     for temperature in (0.0, 1.0):

@@ -52,9 +52,8 @@ class NGramRules:
     most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
     that are counted, its last ones. max_remembered: successors of a context in the text that count.
     guess_weight: of a Hydra head beside the table. num_guesses: of the most probable ones.
-    guess_temperature: the lowest that its logits are divided by. guess_depth: tokens ahead that it
-    guesses at most. num_guessed_on: paths of a length behind which it guesses, the most probable
-    ones. least_guessed_on: probability of such a path.
+    guess_temperature: the lowest that its logits are divided by. num_guessed_on: paths of a length
+    behind which it guesses, the most probable ones. least_guessed_on: probability of such a path.
     """
 
     parts: Sequence[NGramPart]
@@ -70,7 +69,6 @@ class NGramRules:
     guess_weight: float
     num_guesses: int
     guess_temperature: float
-    guess_depth: int
     num_guessed_on: int
     least_guessed_on: float
 
@@ -106,6 +104,7 @@ class NGramQuery:
     key: names the text, which only ever grows: what is new of it is counted first. noise: of the
     first token; None if nothing but probability decides. features: [rows, values] of the tokens
     before the last ones, as `HydraLayers` has them, of READ_DTYPES; without, no head guesses.
+    guess_depth: tokens ahead that it guesses at most.
     """
 
     key: int
@@ -114,6 +113,7 @@ class NGramQuery:
     num_nodes: int
     max_depth: int
     features: Tensor | None = None
+    guess_depth: int = 1
 
 
 class NGramSearch(Protocol):

@@ -28,7 +28,10 @@ class FailingLLM:
     drafter_folder = None
     dtype = torch.float32
     device = "cpu"
-    tokenizer = SimpleNamespace(encode=list, encode_chat=lambda messages: [1])
+    tokenizer = SimpleNamespace(
+        encode=lambda text, most: list(text), encode_chat=lambda messages, most: [1]
+    )
+    engine = SimpleNamespace(limits=SimpleNamespace(max_tokens=100))
 
     def __init__(self, *errors):
         self.answers = [*map(answered, errors), answered()]

@@ -151,7 +151,9 @@ def test_texts_are_guessed_together_as_alone(num: int) -> None:
                 own[0, 0] = draw.choice([torch.nan, torch.inf])
             noise = TokenNoise(key, 0, len(text), draw.choice([0.0, 0.3, 1.0]))
             nodes, depth = draw.choice([1, 8, 12]), draw.choice([1, 2, 3, 5])
-            queries.append(NGramQuery(key, text, noise, nodes, depth, own))
+            queries.append(
+                NGramQuery(key, text, noise, nodes, depth, own, draw.choice([1, 2, DEPTH]))
+            )
         together.search_ahead(queries[: draw.randrange(num + 1)])
         assert together.paths(queries) == [alone.paths([query])[0] for query in queries]
         for text in texts:
@@ -160,7 +162,7 @@ def test_texts_are_guessed_together_as_alone(num: int) -> None:
 
 def query_of(text: list[int], seed: int, **changes: Any) -> NGramQuery:
     """Of the text 0, with features that the seed gives."""
-    return replace(NGramQuery(0, text, None, 40, 3, features(seed)), **changes)
+    return replace(NGramQuery(0, text, None, 40, 3, features(seed), DEPTH), **changes)
 
 
 @needs_kernels
@@ -209,7 +211,10 @@ def test_a_search_ahead_answers_its_own_question_once() -> None:
     assert any(is_found_ahead(query) for _ in range(200))
     assert search.paths([query]) == second  # not a second time
     noise = TokenNoise(0, 0, len(text), 1.0)
-    for changes in ({"num_nodes": 3}, {"max_depth": 1}, {"features": None}, {"noise": noise}):
+    for changes in (
+        *({"num_nodes": 3}, {"max_depth": 1}, {"guess_depth": 1}),
+        *({"features": None}, {"noise": noise}),
+    ):
         assert not any(is_found_ahead(replace(query, **changes)) for _ in range(3))
 
 
@@ -390,16 +395,20 @@ def test_a_head_that_is_sure_is_heard_as_far_as_it_was_trained_for() -> None:
 
 @pytest.mark.parametrize("is_native", [True, False])
 @pytest.mark.parametrize(
-    ("limits", "lengths"),
+    ("guess_depth", "limits", "lengths"),
     [
-        ({}, [1, 1, 2, 2, 2, 2]),
-        ({"NUM_GUESSED_ON": 1}, [1, 1, 2, 2]),
-        ({"LEAST_GUESSED_ON": 0.5}, [1, 1]),
-        ({"DEPTH": 1}, [1, 1]),
+        (DEPTH, {}, [1, 1, 2, 2, 2, 2]),
+        (DEPTH, {"NUM_GUESSED_ON": 1}, [1, 1, 2, 2]),
+        (DEPTH, {"LEAST_GUESSED_ON": 0.5}, [1, 1]),
+        (1, {}, [1, 1]),
     ],
 )
 def test_a_head_goes_on_behind_likely_paths_only(
-    limits: dict[str, float], lengths: list[int], is_native: bool, monkeypatch: pytest.MonkeyPatch
+    guess_depth: int,
+    limits: dict[str, float],
+    lengths: list[int],
+    is_native: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a table that knows nothing, what is found further on is the head's."""
     head = random_head()
@@ -412,7 +421,8 @@ def test_a_head_goes_on_behind_likely_paths_only(
     search = native_ngrams(rules_for(table), layers) if is_native else PlainSearch(table, layers)
     if search is None:
         pytest.skip("no kernels on this machine")
-    found = _paths(paths(search, 0, [1, 2, 3], None, 40, 9, features(0)))
+    query = query_of([1, 2, 3], 0, max_depth=9, guess_depth=guess_depth)
+    found = _paths(*search.paths([query]))
     assert sorted(map(len, found)) == lengths
     assert set(sum(found, ())) == {22, 80}
 

@@ -22,6 +22,7 @@ from blockdraft.kernels.ngram_interface import (
     TokenNoise,
 )
 from blockdraft.speculate.drafters import ngram_search as module
+from blockdraft.speculate.drafters.guesses import DEPTH
 from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
 from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
 from blockdraft.speculate.sampler.noise import noise_at
@@ -69,7 +70,7 @@ def native(table: NGramTable, **changed: Any) -> NGramSearch:
 
 def paths(search: NGramSearch, *query: Any) -> NGramPaths:
     """Of one query."""
-    (found,) = search.paths([NGramQuery(*query)])
+    (found,) = search.paths([NGramQuery(*query, guess_depth=DEPTH)])
     return found
 
 

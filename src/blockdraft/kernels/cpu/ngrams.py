@@ -78,7 +78,6 @@ class NativeNGrams:
             rules.guess_weight,
             rules.num_guesses,
             rules.guess_temperature,
-            rules.guess_depth,
             rules.num_guessed_on,
             rules.least_guessed_on,
         )
@@ -268,6 +267,7 @@ class _Text:
             and len(query.token_ids) == search.num_text
             and (query.num_nodes, query.max_depth) == (search.num_nodes, search.max_depth)
             and (query.features is None) == (last.features is None)
+            and query.guess_depth == last.guess_depth
             and _is_same(query.noise, last.noise)
         )
 
@@ -297,6 +297,7 @@ class _Text:
         if query.num_nodes > len(self._tokens):
             self._make_room(query.num_nodes)
         search.num_nodes, search.max_depth = query.num_nodes, query.max_depth
+        search.guess_depth = query.guess_depth
 
     def _make_room(self, num_nodes: int) -> None:
         self._tokens, self._parents = (ctypes.c_int64 * num_nodes)(), (ctypes.c_int64 * num_nodes)()

@@ -239,7 +239,6 @@ class Rules(ctypes.Structure):
         ("guess_weight", ctypes.c_double),
         ("num_guesses", ctypes.c_int64),
         ("guess_temperature", ctypes.c_double),
-        ("guess_depth", ctypes.c_int64),
         ("num_guessed_on", ctypes.c_int64),
         ("least_guessed_on", ctypes.c_double),
     )
@@ -279,6 +278,7 @@ class Search(ctypes.Structure):
         ("temperature", ctypes.c_double),
         ("large", Large),
         ("features", Features),
+        ("guess_depth", ctypes.c_int64),
         ("num_nodes", ctypes.c_int64),
         ("max_depth", ctypes.c_int64),
         ("tokens", ctypes.c_void_p),

@@ -6,7 +6,7 @@ text corrects it (`own_text.py`). The most probable paths are found best first, 
 decides that will choose the target's token, as far as it is known which tokens can win.
 
 A Hydra head (`models.draft.hydra_head`) may guess beside the table. It is a model, but so small
-that it is asked in every step of a few rows, from the target's hidden states before the newest
+that it is asked in every step of few rows, from the target's hidden states before the newest
 token.
 """
 
@@ -22,6 +22,7 @@ from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import READ_DTYPES, NGramPaths, NGramQuery, TokenNoise
 from blockdraft.models.draft.waiting_features import held_alone
 from blockdraft.speculate.drafters.base import ModelFree
+from blockdraft.speculate.drafters.guesses import DEPTH
 from blockdraft.speculate.drafters.ngram_search import ngram_search
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.speculate.drafters.slots import noise_temperature
@@ -34,9 +35,10 @@ MAX_NODES = 8
 MOST_WAITING = 16
 """Features come in parts, one a step. So many wait for a search of a text; older ones are dropped.
 """
-GUESSED_ROWS = 4
-"""With more rows a Hydra head is not asked: in a large batch candidates are worth less. With eight
-rows it brought nothing (docs/experiments/hydra-head.md)."""
+FEW_ROWS, GUESSED_ROWS = 2, 8
+"""With few rows a Hydra head guesses as far as it was trained for, with more one token ahead, with
+more than GUESSED_ROWS nothing: candidates are worth less there, and the head takes longer
+(docs/experiments/hydra-head.md#how-far-with-several-requests)."""
 
 
 class NGramDrafter(ModelFree):
@@ -57,6 +59,8 @@ class NGramDrafter(ModelFree):
         """Keys of the sequences that run."""
         self._proposed: set[int] = set()
         """Keys that were asked for in this step, until their tokens are committed; few, or none."""
+        self._guess_depth = 0
+        """How far it was asked."""
         self._next: list[NGramQuery] = []
         """What of them is likely to be asked in the next step."""
         self.feature_layers = () if layers is None else layers.feature_layers
@@ -68,18 +72,18 @@ class NGramDrafter(ModelFree):
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: all rows in one search."""
-        is_guessed = len(rows) <= GUESSED_ROWS
-        self._proposed = {row.sequence.key for row in rows if is_guessed}
+        depth = self._guess_depth = _guess_depth(len(rows))
+        self._proposed = {row.sequence.key for row in rows if depth}
         self._next = []
-        found = self._search.paths([self._query(row, row.num_slots, is_guessed) for row in rows])
-        if is_guessed:
+        found = self._search.paths([self._query(row, row.num_slots, depth) for row in rows])
+        if depth:
             for row in rows:
                 self._waiting.pop(row.sequence.key, None)  # they are read now
         return [self._proposal(own) for own in found]
 
-    def _query(self, row: Row, max_depth: int, is_guessed: bool) -> NGramQuery:
+    def _query(self, row: Row, max_depth: int, guess_depth: int) -> NGramQuery:
         sample = row.sequence
-        waiting = self._waiting.get(sample.key) if is_guessed else None
+        waiting = self._waiting.get(sample.key) if guess_depth else None
         return NGramQuery(
             sample.key,
             sample.token_ids,
@@ -87,6 +91,7 @@ class NGramDrafter(ModelFree):
             row.num_draft_tokens,
             max_depth,
             None if waiting is None else self._joined(waiting),
+            guess_depth,
         )
 
     def _proposal(self, found: NGramPaths) -> Proposal:
@@ -110,7 +115,8 @@ class NGramDrafter(ModelFree):
         num_left = sample.params.max_tokens - sample.num_output - 1
         if sample.finish_reason is None and num_left > 0:
             own = row.within(self.max_nodes)
-            self._next.append(self._query(own, min(own.num_slots, num_left), is_guessed=True))
+            depth = min(own.num_slots, num_left)
+            self._next.append(self._query(own, depth, self._guess_depth))
         if not self._proposed:
             self._search.search_ahead(self._next)
 
@@ -150,6 +156,13 @@ class NGramDrafter(ModelFree):
             found = large_noise(stream, self._vocab_size)
             large = found.ids, found.noise
         return TokenNoise(stream.seed, stream.sample_index, stream.position, temperature, large)
+
+
+def _guess_depth(num_rows: int) -> int:
+    """Tokens ahead that a head guesses where so many rows are searched."""
+    if num_rows > GUESSED_ROWS:
+        return 0
+    return DEPTH if num_rows <= FEW_ROWS else 1
 
 
 def _readable(features: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from blockdraft.kernels.ngram_interface import (
     TokenNoise,
 )
 from blockdraft.speculate.drafters.guesses import (
-    DEPTH,
     LEAST_GUESSED_ON,
     LEAST_TEMPERATURE,
     NUM_GUESSED_ON,
@@ -117,7 +116,7 @@ class PlainSearch:
         reader = self._readers.setdefault(query.key, HeadReader(self._layers))
         temperature = 0.0 if query.noise is None else query.noise.temperature
         state = reader.read(query.features, query.token_ids)
-        return _Guesses(self._layers, reader, temperature, state)
+        return _Guesses(self._layers, reader, temperature, state, query.guess_depth)
 
     def _known(
         self, ending: tuple[int, ...], nodes: list[_Node], noise: TokenNoise | None
@@ -164,9 +163,15 @@ class _Guesses:
     """What a head says behind a text and behind the likely paths that are searched there."""
 
     def __init__(
-        self, layers: HydraLayers, reader: HeadReader, temperature: float, end: HeadState
+        self,
+        layers: HydraLayers,
+        reader: HeadReader,
+        temperature: float,
+        end: HeadState,
+        depth: int,
     ) -> None:
         self._layers, self._reader, self._temperature = layers, reader, temperature
+        self._depth = depth
         self._states = {ROOT: end}
 
     def mixed(
@@ -190,7 +195,7 @@ class _Guesses:
 
     def _go_on(self, nodes: list[_Node]) -> None:
         """Read the tokens of nodes whose parents were guessed behind."""
-        if len(nodes[0].path) >= DEPTH:
+        if len(nodes[0].path) >= self._depth:
             return
         likely = [
             node
@@ -220,7 +225,6 @@ def rules_for(table: NGramTable) -> NGramRules:
         guess_weight=WEIGHT,
         num_guesses=NUM_GUESSES,
         guess_temperature=LEAST_TEMPERATURE,
-        guess_depth=DEPTH,
         num_guessed_on=NUM_GUESSED_ON,
         least_guessed_on=LEAST_GUESSED_ON,
     )

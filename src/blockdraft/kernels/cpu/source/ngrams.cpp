@@ -53,7 +53,6 @@ struct Rules {
   double guess_weight;     // beside the table
   int64_t num_guesses;     // the most probable ones, looked at whoever else names them
   double guess_temperature;  // the lowest that guesses are sharpened to
-  int64_t guess_depth;       // tokens ahead that are guessed at most
   int64_t num_guessed_on;    // paths of a length behind which is guessed, the most probable ones
   double least_guessed_on;   // probability of such a path
 };
@@ -74,6 +73,7 @@ struct Search {
   double temperature;
   Large large;  // of the first place
   Features features;  // of the tokens before the last ones; without, nothing is guessed
+  int64_t guess_depth;  // tokens ahead that are guessed at most
   int64_t num_nodes;
   int64_t max_depth;
   int64_t* tokens;  // [num_nodes] each of what is found
@@ -497,7 +497,7 @@ class PathSearch {
 
   // True while a head may guess behind its newest nodes: it then grows in step with the others.
   bool is_guided() const {
-    return !has_failed_ && !is_done() && guesses.has_any() && depth_ < rules_.guess_depth;
+    return !has_failed_ && !is_done() && guesses.has_any() && depth_ < search_.guess_depth;
   }
 
   // Calls act(node, what a head made of its parent) for those of the newest nodes behind which is
