@@ -70,6 +70,9 @@ def test_the_speedup_of_several_answers_lies_between_theirs():
     (group,) = group_prompts(prompts)
     assert group.speedup == pytest.approx(4)
     assert group.speedup_ends == pytest.approx((4, 4))
+    at_once = Explained("3", "c", explanation, Streams(*[Script((50, "a", 1, {})).timeline()] * 2))
+    (group,) = group_prompts([at_once.summary])
+    assert group.speedup is None  # nothing was measured
 
 
 @pytest.mark.parametrize(

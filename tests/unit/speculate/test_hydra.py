@@ -1,10 +1,15 @@
 """Guesses of a Hydra head beside a table of n-grams: by kernels and without, and its file."""
 
+import gc
 import json
 import random
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import library
+from blockdraft.kernels.cpu.ngrams import NativeNGrams
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, TokenNoise
 from blockdraft.models.draft.hydra_head import (
@@ -258,6 +264,103 @@ def test_texts_may_end_while_they_are_guessed() -> None:
         if key < 19:
             search.close(key)
     del search
+
+
+@needs_kernels
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("function", ["take_ahead", "ngrams"])
+def test_an_interrupt_does_not_let_a_text_count_twice(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, rules = library(), rules_for(NGramTable([]))
+    assert kernels is not None
+    search, other = NativeNGrams(kernels, rules), NativeNGrams(kernels, rules)
+    text = [1, 2, 3, 1, 2]
+    for own in (search, other):
+        paths(own, 0, text, None, 8, 2)
+    text += [4, 1, 2]
+    if function == "take_ahead":
+        search.search_ahead([query_of(text, 0, features=None)])
+        sleep(0.01)
+    real = getattr(kernels, function)
+
+    def interrupted(*arguments: Any) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, function, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            paths(search, 0, text, None, 8, 4)
+    assert paths(search, 0, text, None, 8, 4) == paths(other, 0, text, None, 8, 4)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("two_threads")
+def test_texts_outlive_their_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the garbage collector ends all at once, the texts first."""
+    kernels = library()
+    assert kernels is not None
+    ended: list[str] = []
+
+    def noted(name: str, end: Callable[[int], None]) -> Callable[[int], None]:
+        def noting(address: int) -> None:
+            ended.append(name)
+            end(address)
+
+        return noting
+
+    for name in ("text_delete", "ahead_delete"):
+        monkeypatch.setattr(kernels, name, noted(name, getattr(kernels, name)))
+    search = NativeNGrams(kernels, rules_for(small_table()), layers_of(random_head()))
+    text = text_of(random.Random(8), 20, 6)
+    search.paths([query_of(text, 0)])
+    inner, owner = search._texts[0], SimpleNamespace(search=search)
+    owner.own = owner
+    del search
+    gc.collect()  # what is only reached from others, as the search now, goes behind the text
+    owner.search.search_ahead([query_of([*text, 3], 0)])
+    del inner, owner
+    gc.collect()
+    assert ended == ["ahead_delete", "text_delete"]
+
+
+ENDING = """
+import os
+import sys
+import torch
+from tests.unit.speculate.test_hydra import *
+
+torch.get_num_threads = lambda: 2
+head = HydraHead(
+    HeadShape(SIZE, 400_000, LAYERS, 0.9, **ATTENTION), torch.arange(0, VOCAB_SIZE, 2)
+)
+search = native_ngrams(rules_for(small_table()), layers_of(head))
+text = text_of(random.Random(0), 200_000, 250)
+paths(search, 0, [1, 2, 3], None, 4, 2, features(0))
+search.search_ahead([query_of(text[:100_000], 0, features=features(0, 24))])
+sleep(0.005)
+if (child := os.fork()) == 0:
+    sys.exit(7)
+for _ in range(100):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        break
+    sleep(0.1)
+else:
+    os.kill(child, 9)
+print("child:", os.waitstatus_to_exitcode(status))
+search.search_ahead([query_of(text, 0, features=features(0, 24))])
+"""
+"""Ends while a text is searched, once in a process that was forked off."""
+
+
+@needs_kernels
+def test_a_process_may_end_while_texts_are_searched() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stdout) == (0, "child: 7\n"), done.stderr
 
 
 @needs_kernels

@@ -149,7 +149,7 @@ def _group(category: str, prompts: Sequence[Summary], overall: float) -> Group:
         num_prompts=len(prompts),
         sums=sums,
         behind=overall - sums.acceptance_length,
-        speedup=whole if timed else None,
+        speedup=whole or None,  # 0: every answer came at once
         speedup_ends=(min(each), max(each)) if timed else None,
         examples=_worst(prompts, sums),
     )

@@ -50,6 +50,7 @@ ARGUMENTS: dict[str, list[type]] = {
     "ahead_delete": [_ADDRESS],
     "search_ahead": [*[_ADDRESS] * 2, _COUNT],
     "take_ahead": [_ADDRESS],
+    "end_ahead": [],
     "ngrams": [*[_ADDRESS] * 2, _COUNT, _COUNT],
 }
 """Of each function, without its prefix, as the sources declare it."""

@@ -1,7 +1,9 @@
 """The search of n-grams by kernels; see `kernels.ngram_interface.NGramSearch`."""
 
+import atexit
 import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import cast
 from weakref import finalize
 
@@ -83,12 +85,13 @@ class NativeNGrams:
         )
         self._rules_address = ctypes.addressof(self._rules)
         self._begun: list[_Text] = []
-        """Their searches were begun ahead, and not taken."""
+        """Their searches were begun ahead, and not taken. Always the same list."""
         self._ahead = kernels.ahead_new(self._rules_address)
         if self._ahead is None:
             raise MemoryError("no memory is left for searches of n-grams")
-        # It waits for searches that are under way, so all that they read is still there.
-        finalize(self, kernels.ahead_delete, self._ahead)
+        # It waits for searches that are under way. Until then it holds their texts, which the
+        # garbage collector might otherwise delete first.
+        finalize(self, _delete_ahead, kernels, self._ahead, self._begun).atexit = False
 
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """See NGramSearch.paths. All threads share the searches, and the products of all texts."""
@@ -106,8 +109,6 @@ class NativeNGrams:
             self._kernels.ngrams(
                 self._rules_address, ctypes.addressof(searches), len(new), torch.get_num_threads()
             )
-            for _, text in new:
-                text.has_read()
         failed = [query.key for query, text in zip(queries, texts, strict=True) if text.has_failed]
         for key in failed:  # half of it is counted: it begins anew
             self.close(key)
@@ -125,15 +126,16 @@ class NativeNGrams:
             self._check(query.token_ids, query.features)
         asked = [(query, self._texts[query.key]) for query in known]
         self._searches = _asked(asked)
-        self._begun = [text for _, text in asked]  # an interrupt must not let it be forgotten
+        _end_at_exit(self._kernels)
+        self._begun += [text for _, text in asked]  # an interrupt must not let it be forgotten
         self._kernels.search_ahead(self._ahead, ctypes.addressof(self._searches), len(asked))
 
     def _take_ahead(self) -> None:
         """End what was begun ahead; its answers wait for who asks."""
         if self._begun and self._kernels.take_ahead(self._ahead):
             for text in self._begun:
-                text.has_read(ahead=True)
-        self._begun = []
+                text.is_ahead = True
+        self._begun.clear()
 
     def _check(self, token_ids: Sequence[int], features: Tensor | None) -> None:
         """Raise a ValueError where features or the tokens behind them do not fit the head."""
@@ -236,27 +238,37 @@ def _read_again(product: structs.Product) -> structs.Product:
     return own
 
 
+@lru_cache
+def _end_at_exit(kernels: Library) -> None:
+    """Search nothing ahead while the interpreter ends, and frees what searches read."""
+    atexit.register(kernels.end_ahead)
+
+
+def _delete_ahead(kernels: Library, ahead: int, begun: "list[_Text]") -> None:
+    kernels.ahead_delete(ahead)
+    begun.clear()
+
+
 class _Text:
-    """What the kernels counted of a text, and its search. num_read: tokens that are counted."""
+    """What the kernels counted of a text, and its search. num_read: its first tokens, left out."""
 
     def __init__(self, kernels: Library, num_read: int) -> None:
-        self._num_read = num_read
         address: int | None = kernels.text_new()
         if address is None:
             raise MemoryError("no memory is left to count a text in")
-        finalize(self, kernels.text_delete, address)
-        self._search = structs.Search(text=address)
+        finalize(self, kernels.text_delete, address).atexit = False  # others may be at work there
+        self._search = structs.Search(text=address, num_read=num_read)
         self.search_address = ctypes.addressof(self._search)
         self._query: NGramQuery | None = None
         """The last one that was asked."""
-        self._is_ahead = False
+        self.is_ahead = False
         """It was answered ahead, and nobody has asked it since."""
         # Kept from step to step: to make all of it anew takes a third of a search's time.
         self._make_room(0)
 
     def has_answered(self, query: NGramQuery) -> bool:
         """True if this query was answered ahead, or was tried and failed."""
-        is_ahead, self._is_ahead = self._is_ahead, False
+        is_ahead, self.is_ahead = self.is_ahead, False
         return is_ahead and (self.has_failed or self._is_asked(query))
 
     def _is_asked(self, query: NGramQuery) -> bool:
@@ -271,20 +283,16 @@ class _Text:
             and _is_same(query.noise, last.noise)
         )
 
-    def has_read(self, *, ahead: bool = False) -> None:
-        """What was asked last is counted."""
-        self._num_read, self._is_ahead = self._search.num_text, ahead
-
     def ask(self, query: NGramQuery) -> None:
         """Write down what is searched for. What the query holds stays until the next one."""
         search, noise, num_tokens = self._search, query.noise or _NO_NOISE, len(query.token_ids)
         self._query = query
         num_rows = 0 if query.features is None else len(query.features)
-        begin = max(0, min(self._num_read - LONGEST, num_tokens - num_rows))
+        begin = max(0, min(search.num_read - LONGEST, num_tokens - num_rows))
         own = query.token_ids[begin:]
         self._ids = (ctypes.c_int64 * len(own))(*own)
         search.token_ids = ctypes.addressof(self._ids)
-        search.num_known, search.num_tokens = self._num_read - begin, len(own)
+        search.num_known, search.num_tokens = search.num_read - begin, len(own)
         search.num_text = num_tokens
         search.seed, search.sample_index = noise.seed, noise.sample_index
         search.position, search.temperature = noise.position, noise.temperature

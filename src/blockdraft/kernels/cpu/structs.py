@@ -272,6 +272,7 @@ class Search(ctypes.Structure):
         ("num_known", ctypes.c_int64),
         ("num_tokens", ctypes.c_int64),
         ("num_text", ctypes.c_int64),
+        ("num_read", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("sample_index", ctypes.c_uint64),
         ("position", ctypes.c_uint64),

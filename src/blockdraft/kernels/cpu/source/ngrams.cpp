@@ -69,6 +69,7 @@ struct Search {
   int64_t num_known;
   int64_t num_tokens;
   int64_t num_text;  // tokens of all of it
+  int64_t num_read;  // of them those that are counted; put here
   Stream stream;  // of the first token that is searched
   double temperature;
   Large large;  // of the first place
@@ -478,6 +479,7 @@ class PathSearch {
   // Counts what is new of the text.
   void count() {
     search_.text->read(rules_, search_);
+    search_.num_read = search_.num_text;
     newest_.push_back({1.0, -1, -1, 0, Text::ending(search_, search_.num_tokens), 0});
   }
 
@@ -730,6 +732,11 @@ void blockdraft_search_ahead(void* ahead, void* const* searches, int64_t num) {
 // Ends what was begun; 1 if the searches were made.
 int blockdraft_take_ahead(void* ahead) {
   return static_cast<blockdraft::SearchesAhead*>(ahead)->task.finish() ? 1 : 0;
+}
+
+// Nothing is searched ahead any more; what it reads may go from now on.
+void blockdraft_end_ahead() {
+  if (blockdraft::Worker* worker = blockdraft::Worker::only()) worker->end();
 }
 
 // Makes [num] searches, of none of the texts twice, nor of any that is searched ahead.

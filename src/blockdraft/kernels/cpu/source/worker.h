@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include <unistd.h>
+
 namespace blockdraft {
 
 // A piece of work. `run` of its argument must throw nothing.
@@ -45,11 +47,15 @@ class Worker {
     return worker;
   }
 
-  // False if another task waits.
+  // False in a process that was forked off, which has no such thread, and its lock may be held.
+  bool is_here() const { return getpid() == process_; }
+
+  // False if another task waits, or nothing is begun any more.
   bool offer(Task* task) {
+    if (!is_here()) return false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (next_ != nullptr) return false;
+      if (has_ended_ || next_ != nullptr) return false;
       next_ = task;
     }
     has_next_.notify_one();
@@ -64,6 +70,14 @@ class Worker {
     return true;
   }
 
+  // Begins nothing any more, and waits for what is under way.
+  void end() {
+    if (!is_here()) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    has_ended_ = true;
+    is_idle_.wait(lock, [this] { return !is_working_; });
+  }
+
  private:
   static Worker* started() {
     try {
@@ -76,21 +90,25 @@ class Worker {
   }
 
   void work() {
+    std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      Task* task = nullptr;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        has_next_.wait(lock, [this] { return next_ != nullptr; });
-        std::swap(task, next_);
-      }
+      has_next_.wait(lock, [this] { return next_ != nullptr && !has_ended_; });
+      Task* task = std::exchange(next_, nullptr);
+      is_working_ = true;
+      lock.unlock();
       task->run_(task->argument_);
-      task->is_done_.store(true, std::memory_order_release);
+      task->is_done_.store(true, std::memory_order_release);  // its owner may delete it now
+      lock.lock();
+      is_working_ = false;
+      is_idle_.notify_all();
     }
   }
 
+  const pid_t process_ = getpid();
   std::mutex mutex_;
-  std::condition_variable has_next_;
+  std::condition_variable has_next_, is_idle_;
   Task* next_ = nullptr;
+  bool is_working_ = false, has_ended_ = false;
 };
 
 inline void Task::begin() {
@@ -102,7 +120,8 @@ inline void Task::begin() {
 inline bool Task::finish() {
   if (!is_begun_) return false;
   is_begun_ = false;
-  if (Worker::only()->withdraw(this)) return false;
+  Worker* worker = Worker::only();
+  if (!worker->is_here() || worker->withdraw(this)) return false;
   while (!is_done_.load(std::memory_order_acquire)) std::this_thread::yield();
   return true;
 }
