@@ -1,7 +1,6 @@
 """`blockdraft explain`: every round of a run, and why drafts were rejected."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -98,10 +97,12 @@ def explain(
 
     llm = options.load_llm(config, lambda outline: encode(outline.tokenizer, outline.check))
     asked = encode(llm.tokenizer, llm.engine.limits.check_prompt)
+    from blockdraft.diagnose.explain.report import explain_all
+
     stall_limit = None if stall_ms is None else stall_ms / 1000
     progress = Progress("explained", len(asked))
     summaries, described = [], []
-    for one in _explain(llm, asked, params, with_streams=stream):
+    for one in explain_all(llm, asked, params, with_streams=stream):
         summaries.append(one.summary)
         if as_json or html is not None:  # else no rounds are kept, which would fill the memory
             described.append(one.to_dict(stall_limit))
@@ -134,14 +135,6 @@ def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
     if prompts is not None:
         return read_questions(prompts)
     return [Question(id="1", category=None, text=read_prompt(str(prompt)))]
-
-
-def _explain(
-    llm: "LLM", asked: list["Asked"], params: SamplingParams, *, with_streams: bool
-) -> Iterator["Explained"]:
-    from blockdraft.diagnose.explain.report import explain_all
-
-    return explain_all(llm, asked, params, with_streams=with_streams)
 
 
 def _print(

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from blockdraft.cli import explain
 from blockdraft.core.errors import FAILED, ConfigError
 from blockdraft.core.jsonl import MOST_NAMED
+from blockdraft.diagnose.explain import report as report_module
 from blockdraft.diagnose.explain.prompts import read_questions
 from blockdraft.diagnose.explain.round import CAUSES
 from blockdraft.diagnose.explain.run import Explanation
@@ -76,14 +76,14 @@ def test_the_mode_is_said_first(pair, options, mode):
 
 
 def test_an_answer_that_failed_is_explained_and_fails(pair, monkeypatch):
-    real = explain._explain
+    real = report_module.explain_all
 
     def failing(*args, **options):
         (one,) = real(*args, **options)
         completion = replace(one.explanation.completion, error="no choice at position 3")
         return [replace(one, explanation=replace(one.explanation, completion=completion))]
 
-    monkeypatch.setattr(explain, "_explain", failing)
+    monkeypatch.setattr(report_module, "explain_all", failing)
     result = run("explain", *pair, *SHORT, "the abc")
     assert result.exit_code == FAILED
     assert "by kind of text" in result.stdout
@@ -142,14 +142,14 @@ def test_many_prompts_are_grouped_and_shown_with_examples(pair, tmp_path):
 
 def test_rounds_are_not_kept_where_nothing_shows_them(pair, tmp_path, monkeypatch):
     rows = [{"id": str(number), "prompt": "the abc"} for number in range(5)]
-    path, alive, real = write_rows(tmp_path / "p.jsonl", *rows), [], explain._explain
+    path, alive, real = write_rows(tmp_path / "p.jsonl", *rows), [], report_module.explain_all
 
     def counted(*args, **options):
         for one in real(*args, **options):
             yield one
             alive.append(sum(type(thing) is Explanation for thing in gc.get_objects()))
 
-    monkeypatch.setattr(explain, "_explain", counted)
+    monkeypatch.setattr(report_module, "explain_all", counted)
     before = sum(type(thing) is Explanation for thing in gc.get_objects())
     assert run("explain", *pair, *SHORT, "--prompts", path).exit_code == 0
     assert len(alive) == 5

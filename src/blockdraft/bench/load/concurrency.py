@@ -13,11 +13,10 @@ from blockdraft.bench.decode import (
     Run,
     Way,
     check_drafts,
-    encode_prompts,
     fixed,
 )
 from blockdraft.bench.ledger.accounts import Account, merge_totals
-from blockdraft.bench.load.repeats import OnRepeat, RepeatJournal, measure_repeats
+from blockdraft.bench.load.repeats import OnRepeat, RepeatJournal, encode_named, measure_repeats
 from blockdraft.bench.measures import (
     MEASURES,
     OUTPUT_MEASURES,
@@ -130,8 +129,7 @@ def measure_concurrency(
     """
     check_drafts(llm)
     chosen = mixed_prompts(prompts, config.requests_per_point)
-    encoded = encode_prompts(llm, chosen, config.params)
-    asked = [(prompt.name, ids) for prompt, ids in zip(chosen, encoded, strict=True)]
+    asked = encode_named(llm, chosen, config.params)
     journal = RepeatJournal() if journal is None else journal
     decoder, ways = Decoder(llm), ways_of(config)
     sides = [(decoder, way) for way in ways]

@@ -10,9 +10,8 @@ from blockdraft.bench.decode import (
     Decoder,
     Run,
     check_drafts,
-    encode_prompts,
 )
-from blockdraft.bench.load.repeats import OnRepeat, RepeatJournal, measure_repeats
+from blockdraft.bench.load.repeats import OnRepeat, RepeatJournal, encode_named, measure_repeats
 from blockdraft.bench.measures import MEASURES, Spread, defined, spread_of, total_acceptance
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.core.grouping import grouped
@@ -100,8 +99,7 @@ def measure_never_slower(
     """
     check_drafts(llm)
     chosen = mixed_prompts(prompts, config.requests_per_point)
-    encoded = encode_prompts(baseline, chosen, config.params)
-    asked = [(prompt.name, ids) for prompt, ids in zip(chosen, encoded, strict=True)]
+    asked = encode_named(baseline, chosen, config.params)
     journal = RepeatJournal() if journal is None else journal
     sides = [(Decoder(baseline), PLAIN), (Decoder(llm), ADAPTIVE)]
     seconds = config.seconds / config.pairs

@@ -17,10 +17,15 @@ from blockdraft.bench.decode import (
     Side,
     Way,
     check_drafts,
-    encode_prompts,
 )
 from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
-from blockdraft.bench.load.repeats import OnRepeat, Repeat, RepeatJournal, measure_repeats
+from blockdraft.bench.load.repeats import (
+    OnRepeat,
+    Repeat,
+    RepeatJournal,
+    encode_named,
+    measure_repeats,
+)
 from blockdraft.bench.measures import (
     MEASURES,
     OUTPUT_MEASURES,
@@ -130,8 +135,7 @@ class ParetoBench:
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
-        encoded = encode_prompts(self.llm, chosen, config.params)
-        asked = [(prompt.name, ids) for prompt, ids in zip(chosen, encoded, strict=True)]
+        asked = encode_named(self.llm, chosen, config.params)
         return [
             repeat
             for concurrency in config.concurrency

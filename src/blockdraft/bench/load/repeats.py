@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockdraft.bench.decode import Run, Side, run_in_turns
+from blockdraft.bench.decode import Run, Side, encode_prompts, run_in_turns
 from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
+from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.request import SamplingParams
+from blockdraft.llm import LLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,14 @@ class RepeatJournal(RowJournal[Repeat]):
         """Keep one more."""
         self.repeats[repeat.concurrency, repeat.number] = repeat
         self.write(_repeat_row(repeat))
+
+
+def encode_named(
+    llm: LLM, prompts: Sequence[BenchPrompt], params: SamplingParams
+) -> list[tuple[str, list[int]]]:
+    """The name of each prompt and its tokens; see `encode_prompts`."""
+    encoded = encode_prompts(llm, prompts, params)
+    return [(prompt.name, ids) for prompt, ids in zip(prompts, encoded, strict=True)]
 
 
 def measure_repeats(

@@ -60,7 +60,7 @@ class NGramDrafter(ModelFree):
         self._proposed: set[int] = set()
         """Keys that were asked for in this step, until their tokens are committed; few, or none."""
         self._guess_depth = 0
-        """How far it was asked."""
+        """Tokens ahead that it guessed in this step; 0 if it was not asked."""
         self._next: list[NGramQuery] = []
         """What of them is likely to be asked in the next step."""
         self.feature_layers = () if layers is None else layers.feature_layers
@@ -72,7 +72,7 @@ class NGramDrafter(ModelFree):
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: all rows in one search."""
-        depth = self._guess_depth = _guess_depth(len(rows))
+        depth = self._guess_depth = _depth_with(len(rows))
         self._proposed = {row.sequence.key for row in rows if depth}
         self._next = []
         found = self._search.paths([self._query(row, row.num_slots, depth) for row in rows])
@@ -158,7 +158,7 @@ class NGramDrafter(ModelFree):
         return TokenNoise(stream.seed, stream.sample_index, stream.position, temperature, large)
 
 
-def _guess_depth(num_rows: int) -> int:
+def _depth_with(num_rows: int) -> int:
     """Tokens ahead that a head guesses where so many rows are searched."""
     if num_rows > GUESSED_ROWS:
         return 0
