@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from blockdraft.llm import LLM
 from tests.bench_fakes import FakeLLM
 from tests.command_line import refusal
 from tests.serving import running_server
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
+from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
 from tests.tiny_gguf import write_gguf
 
 WORKER = """
@@ -370,6 +371,14 @@ def test_llama_cpp_reads_the_file_that_the_target_is(llm, tmp_path, monkeypatch)
 def test_an_engine_that_takes_our_drafter_needs_one():
     with pytest.raises(EngineFailed, match="there is no drafter; name one with --drafter"):
         others.settings_of(ENGINES["vllm-dflash"], FakeLLM(drafter_folder=None), SpeedConfig())
+
+
+def test_the_size_of_a_block_may_stand_among_the_drafters_own_keys(pair, tmp_path):
+    folder = shutil.copytree(pair[1], tmp_path / "drafter")
+    edit_json(folder / "config.json", block_size=None)
+    llm = LLM(pair[0], str(folder), dtype="float32")
+    told = others.settings_of(ENGINES["llama.cpp-dflash"], llm, SpeedConfig())
+    assert (told["num_draft_tokens"], told["drafter"]) == (5, str(folder))
 
 
 def test_our_own_server_by_url_gives_our_tokens(llm, pair):

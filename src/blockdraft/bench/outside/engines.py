@@ -45,9 +45,10 @@ def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> Ou
     )
 
 
-def _llama(name: str, method: str) -> OutsideEngine:
+def _llama(name: str, method: str, *, needs_drafter: bool = False) -> OutsideEngine:
     packages = ("xllamacpp", "gguf")
-    return OutsideEngine(name, WORKERS / "run_llama.py", method, "llama.cpp", packages)
+    script = WORKERS / "run_llama.py"
+    return OutsideEngine(name, script, method, "llama.cpp", packages, needs_drafter=needs_drafter)
 
 
 ENGINES = {
@@ -58,6 +59,7 @@ ENGINES = {
         _transformers("transformers-lookup", "lookup"),
         _llama("llama.cpp", "plain"),
         _llama("llama.cpp-ngram", "ngram"),
+        _llama("llama.cpp-dflash", "dflash", needs_drafter=True),
         _vllm("vllm", "plain"),
         _vllm("vllm-ngram", "ngram"),
         _vllm("vllm-suffix", "suffix", "arctic-inference"),

@@ -27,6 +27,7 @@ from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
 from blockdraft.models.draft.checkpoint import read_config
+from blockdraft.models.draft.config import DraftConfig
 from blockdraft.speculate.drafters.kinds import kind_of
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
                 f"cannot be set up: {llm.drafter_folder} is no DFlash drafter; name one with "
                 "--drafter"
             )
-        num_draft_tokens = drafter["block_size"] - 1
+        num_draft_tokens = DraftConfig.from_dict(drafter).block_size - 1
     return {
         "method": engine.method,
         "target": str(llm.folder),
