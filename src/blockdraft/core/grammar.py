@@ -1,7 +1,7 @@
 """What an answer must look like: a plain value, compiled by text/grammar.py."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -121,8 +121,12 @@ def check_numbers(schema: Any, *, is_value: bool = False) -> None:
 def _bound_not_excluded(schema: Mapping[str, Any]) -> float | None:
     """The whole number that numbers of a schema would not stay above, or below where negative."""
 
+    parts = list(_with_all_of(schema))
+
     def given(*names: str) -> list[float]:
-        return [schema[name] for name in names if type(schema.get(name)) in (int, float)]
+        return [
+            part[name] for part in parts for name in names if type(part.get(name)) in (int, float)
+        ]
 
     lows, highs = given("minimum", "exclusiveMinimum"), given("maximum", "exclusiveMaximum")
     if not lows or not highs:
@@ -133,6 +137,15 @@ def _bound_not_excluded(schema: Mapping[str, Any]) -> float | None:
     if low >= 0:
         return low if low % 1 == 0 and low in given("exclusiveMinimum") else None
     return high if high % 1 == 0 and high in given("exclusiveMaximum") else None
+
+
+def _with_all_of(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A schema, and those that its values have to meet too; none behind references."""
+    yield schema
+    parts = schema.get("allOf")
+    for part in parts if isinstance(parts, list) else []:
+        if isinstance(part, dict):
+            yield from _with_all_of(part)
 
 
 def _check_options(options: list[Any]) -> None:

@@ -401,6 +401,7 @@ def test_integers_that_would_be_rounded_are_refused(schema):
         {"exclusiveMinimum": 0, "maximum": 0.5},
         {"exclusiveMinimum": 0.0, "exclusiveMaximum": 1e-3},
         {"exclusiveMinimum": 1, "exclusiveMaximum": 1.5},
+        {"allOf": [{"exclusiveMinimum": 0}, {"allOf": [{"maximum": 0.5}, True]}]},
         {"minimum": -0.5, "exclusiveMaximum": 0},
         {"minimum": -1.5, "exclusiveMaximum": -1},
     ],
