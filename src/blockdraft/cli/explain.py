@@ -90,13 +90,18 @@ def explain(
     check_writable(html)
     questions = _questions(prompt, prompts)
 
-    def encode(tokenizer: "Tokenizer", check: "Check") -> list["Asked"]:
+    def encode(tokenizer: "Tokenizer", check: "Check", most: int | None) -> list["Asked"]:
         from blockdraft.diagnose.explain.report import encode_question
 
-        return [encode_question(tokenizer, check, one, params, raw=raw) for one in questions]
+        return [
+            encode_question(tokenizer, check, one, params, raw=raw, most=most) for one in questions
+        ]
 
-    llm = options.load_llm(config, lambda outline: encode(outline.tokenizer, outline.check))
-    asked = encode(llm.tokenizer, llm.engine.limits.check_prompt)
+    llm = options.load_llm(
+        config, lambda outline: encode(outline.tokenizer, outline.check, outline.max_context)
+    )
+    limits = llm.engine.limits
+    asked = encode(llm.tokenizer, limits.check_prompt, limits.max_tokens)
     from blockdraft.diagnose.explain.report import explain_all
 
     stall_limit = None if stall_ms is None else stall_ms / 1000

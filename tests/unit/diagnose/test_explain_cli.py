@@ -31,6 +31,16 @@ def write_rows(path, *rows):
     return path
 
 
+def test_a_prompt_that_is_certainly_too_long_is_refused_before_it_is_tokenized(pair, tmp_path):
+    path = write_rows(
+        tmp_path / "long.jsonl",
+        {"id": "short", "prompt": "abc"},
+        {"id": "long", "prompt": "x" * 1_000_000},
+    )
+    said = refusal("explain", *pair, "--prompts", path)
+    assert "prompt long: " in said and "characters, which are at least" in said
+
+
 def test_one_prompt_is_explained(pair):
     result = run("explain", *pair, *SHORT, "the abc")
     assert result.exit_code == 0, result.output

@@ -28,9 +28,17 @@ class Asked:
 
 
 def encode_question(
-    tokenizer: Tokenizer, check: Check, question: Question, params: SamplingParams, *, raw: bool
+    tokenizer: Tokenizer,
+    check: Check,
+    question: Question,
+    params: SamplingParams,
+    *,
+    raw: bool,
+    most: int | None = None,
 ) -> Asked:
     """As a user's turn; as it is with `raw`, or where the target has no chat template.
+
+    most: tokens. A text that must have more is refused before it is taken apart.
 
     Raises:
         RequestError: it cannot be answered with these parameters; names the prompt.
@@ -39,9 +47,10 @@ def encode_question(
     text = as_text([question.text], question.system)
     try:
         if is_raw:
-            ids = tokenizer.encode(text)
+            ids = tokenizer.encode(text, most=most)
         else:
-            ids = tokenizer.encode_chat(as_messages([question.text], question.system))
+            turns = as_messages([question.text], question.system)
+            ids = tokenizer.encode_chat(turns, most=most)
         check(ids, params)
     except RequestError as error:
         raise RequestError(f"prompt {question.id}: {error}") from error
