@@ -28,6 +28,7 @@ from blockdraft.bench.measures import bootstrap_band
 from blockdraft.engine.completion import Completion
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.measuring import compute_every_prompt
+from blockdraft.text.kinds import loops
 
 KINDS = {"summarization": "summary", "rag": "retrieval", "mt_bench": "chat"}
 TEXTS = (
@@ -160,9 +161,16 @@ def time_each(llm: LLM, asked: Sequence[Asked], base: SamplingParams) -> None:
             (found,) = run(llm, [one], [ways[name]])
             seconds[name][index] = perf_counter() - start
             assert found.token_ids == answers[index], "other tokens than before"
+    does_loop = [loops(own) for own in answers]
+    lengths = [len(own) for own in answers]
+    print(f"{sum(lengths) / len(lengths):.0f} tokens an answer, {sum(does_loop)} loop")
     for name, own in seconds.items():
-        for kind in ["all", *dict.fromkeys(one.kind for one in asked)]:
-            chosen = [i for i in own if kind in ("all", asked[i].kind)]
+        for kind in ["all", "no loops", *dict.fromkeys(one.kind for one in asked)]:
+            chosen = [
+                i
+                for i in own
+                if kind in ("all", asked[i].kind) or (kind == "no loops" and not does_loop[i])
+            ]
             if not chosen:
                 continue
             pairs = np.array([(1.0, own[i], 1.0, seconds["plain"][i]) for i in chosen])
