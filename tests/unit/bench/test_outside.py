@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.outside import engines, environments, others
 from blockdraft.bench.outside.endpoint import EndpointEngine
 from blockdraft.bench.outside.engines import ENGINES, OutsideEngine, parse_against
-from blockdraft.bench.outside.figures import failure_lines, outside_figures
+from blockdraft.bench.outside.figures import AsItsPlain, failure_lines, outside_figures
 from blockdraft.bench.outside.interface import EngineFailed, Failure, PromptFailed
 from blockdraft.bench.outside.others import started_engines
 from blockdraft.bench.outside.process import EngineProcess
@@ -245,6 +245,8 @@ def test_transformers_in_a_process_gives_our_tokens(llm, pair):
     names = ["transformers", "transformers-assisted", "altered"]
     _, measurements, run = measure(llm, names, start, assistant=pair[0])
     assert run["outside"]["altered"]["num_equal"] == 0
+    assert run["outside"]["transformers-assisted"]["as_its_plain"] == asdict(AsItsPlain(3, 3))
+    assert run["outside"]["transformers"]["as_its_plain"] is None
     for prompt in run["prompts"]:
         assert prompt["outside"]["altered"]["first_difference"] == 3
         assert prompt["identical"]
@@ -366,6 +368,17 @@ def test_llama_cpp_reads_the_file_that_the_target_is(llm, tmp_path, monkeypatch)
     as_it_is = LLM(str(path), None, dtype="float32")
     settings = others.settings_of(ENGINES["llama.cpp"], as_it_is, SpeedConfig())
     assert settings["gguf"] == str(path)
+
+
+def test_whether_drafting_changes_the_output_of_another_engine_is_counted(llm):
+    def start(name, _llm, _config):
+        return start_fake("", "ids[-1] += 1" if name == "vllm-suffix" else "pass")
+
+    names = ["vllm", "vllm-ngram", "vllm-suffix", "llama.cpp-ngram"]
+    _, measurements, run = measure(llm, names, start)
+    assert len(measurements) == 3
+    found = [run["outside"][name]["as_its_plain"] for name in names]
+    assert found == [None, asdict(AsItsPlain(3, 3)), asdict(AsItsPlain(0, 3)), None]
 
 
 def test_an_engine_that_takes_our_drafter_needs_one():

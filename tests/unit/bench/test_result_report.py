@@ -147,6 +147,7 @@ def test_other_engines_stand_in_the_report_with_what_they_did_not_answer(folder)
         over = {"baseline": "plain", "value": 0.5, "low": 0.4, "high": 0.6}
         row = {"versions": {"x": "1"}, "rate": rate, "over_plain": over, "drafted_over": over}
         row |= {"tokens_per_pass": 1.5, "num_equal": 1, "num_answered": 2, "failures": {"died": 1}}
+        row["as_its_plain"] = {"num_equal": 2, "num_compared": 2}
         nothing = dict.fromkeys(("rate", "over_plain", "drafted_over", "tokens_per_pass"))
         gone = nothing | {"versions": {}, "num_equal": 0, "num_answered": 0, "failures": {"no": 3}}
         run = values["runs"][0]
@@ -161,8 +162,8 @@ def test_other_engines_stand_in_the_report_with_what_they_did_not_answer(folder)
     one, gone = grid.rows
     assert one[0] == "engine (x 1)"
     assert one[2] == "0.50 (0.40-0.60)"
-    assert one[5:] == ["1.50", "1/2", "1: died"]
-    assert gone == ["gone", "", "", "", "", "", "0/0", "3: no"]
+    assert one[5:] == ["1.50", "1/2", "2/2", "1: died"]
+    assert gone == ["gone", "", "", "", "", "", "0/0", "", "3: no"]
 
 
 def test_ways_say_what_they_cost_where_the_result_does(folder):

@@ -69,6 +69,12 @@ ENGINES = {
 """By name. Any OpenAI-compatible server is named by its URL instead."""
 
 
+def own_plain(name: str) -> str | None:
+    """The name by which an engine that drafts decodes plainly; None for others."""
+    plain = name.partition("-")[0]
+    return plain if plain != name and plain in ENGINES else None
+
+
 def is_url(name: str) -> bool:
     """True for the URL of a server, false for a name of ENGINES."""
     return name.startswith(("http://", "https://"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from blockdraft.bench.measures import Percentiles, Rate, Speedup, measures_of, rate_of, speedup_of
+from blockdraft.bench.outside.engines import own_plain
 from blockdraft.bench.outside.interface import Failure, OutsideOutput
 from blockdraft.bench.outside.others import OtherEngine
 from blockdraft.bench.tables import empty_table, speedup_cell
@@ -24,12 +25,22 @@ OUTSIDE_DEFINITIONS = {
     "answered, with its band",
     "outside.num_equal": "outputs with exactly the tokens of our plain decoding; another engine "
     "adds in another order, so that a near-tie may end otherwise",
+    "outside.as_its_plain": "outputs with exactly the tokens of the same engine without drafting, "
+    "and how many were compared; none where it does not draft, or was not asked plainly too",
     "outside.tokens_per_pass": "its output tokens over its target passes, the prompt's included; "
     "none where it does not tell",
     "outside.failures": "how many prompts have no output of it, by reason; they are in none of "
     "its figures",
     "outside.reason": "why it was not asked any more, if so",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class AsItsPlain:
+    """See OUTSIDE_DEFINITIONS."""
+
+    num_equal: int
+    num_compared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,7 @@ class OutsideFigures:
     num_prompts: int
     num_answered: int
     num_equal: int
+    as_its_plain: AsItsPlain | None
     failures: Mapping[str, int]
     rate: Rate | None
     first_token_seconds: Percentiles | None
@@ -73,6 +85,7 @@ def outside_figures(other: OtherEngine, measurements: Sequence["Measurement"]) -
         num_prompts=len(measurements),
         num_answered=len(answered),
         num_equal=sum(a.token_ids == b.token_ids for a, b in zip(theirs, plain, strict=True)),
+        as_its_plain=_as_its_plain(other.name, answered),
         failures=dict(failures),
         rate=rate_of(theirs) if theirs else None,
         first_token_seconds=measures_of(theirs).first_token_seconds if theirs else None,
@@ -80,6 +93,19 @@ def outside_figures(other: OtherEngine, measurements: Sequence["Measurement"]) -
         drafted_over=speedup_of(drafted, theirs, other.name, conversations) if theirs else None,
         tokens_per_pass=sum(len(o.timed.token_ids) for o in told) / passes if told else None,
     )
+
+
+def _as_its_plain(
+    name: str, answered: Sequence[tuple["Measurement", OutsideOutput]]
+) -> AsItsPlain | None:
+    plain = own_plain(name)
+    pairs = [(measurement.outside.get(plain or ""), output) for measurement, output in answered]
+    same = [
+        found.timed.token_ids == output.timed.token_ids
+        for found, output in pairs
+        if isinstance(found, OutsideOutput)
+    ]
+    return AsItsPlain(sum(same), len(same)) if same else None
 
 
 def outside_outputs(measurement: "Measurement") -> dict[str, Any]:
@@ -113,10 +139,10 @@ def outside_table(figures: Sequence[OutsideFigures]) -> Table:
     view = empty_table(
         "other engines",
         *("", "tok/s", "over our\nplain", "our drafted\nover it"),
-        *("tokens\na pass", "as our\nplain", "no\nanswer"),
+        *("tokens\na pass", "as our\nplain", "as its\nplain", "no\nanswer"),
     )
     for row in figures:
-        num_failed = row.num_prompts - row.num_answered
+        num_failed, own = row.num_prompts - row.num_answered, row.as_its_plain
         view.add_row(
             row.name,
             "-" if row.rate is None else f"{row.rate.tokens_per_second:.1f}",
@@ -124,6 +150,7 @@ def outside_table(figures: Sequence[OutsideFigures]) -> Table:
             speedup_cell(row.drafted_over) or "-",
             "-" if row.tokens_per_pass is None else f"{row.tokens_per_pass:.2f}",
             f"{row.num_equal}/{row.num_answered}",
+            "-" if own is None else f"{own.num_equal}/{own.num_compared}",
             str(num_failed),
         )
     return view

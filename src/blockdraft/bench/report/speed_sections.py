@@ -121,6 +121,7 @@ def _outside(run: Values, how: str) -> Grid:
         ]
         versions = " ".join(f"{package} {version}" for package, version in row["versions"].items())
         passes, rate = row["tokens_per_pass"], row["rate"]
+        own = row.get("as_its_plain")  # older results do not tell
         rows.append(
             [
                 f"{name} ({versions})" if versions else name,
@@ -130,11 +131,12 @@ def _outside(run: Values, how: str) -> Grid:
                 "" if not ratios else three_digits(median(ratios)),
                 "" if passes is None else f"{passes:.2f}",
                 f"{row['num_equal']}/{row['num_answered']}",
+                "" if own is None else f"{own['num_equal']}/{own['num_compared']}",
                 "; ".join(f"{number}: {reason}" for reason, number in row["failures"].items()),
             ]
         )
     heads = ["engine", "tok/s", "over our plain", "our drafted over it", "the same, median prompt"]
-    heads += ["tokens a pass", "as our plain", "prompts without an answer"]
+    heads += ["tokens a pass", "as our plain", "as its own plain", "prompts without an answer"]
     return Grid("Other engines", f"Other engines, {how}. {BAND}", heads, rows)
 
 
