@@ -220,6 +220,12 @@ def start_shape(
         ConfigError: the settings ask for another shape.
         ModelError: drafter and target do not fit each other.
     """
+    if found.drafts_from_anchor or found.kind in ("dspark", "domino"):
+        what = "whose anchor's slot drafts too" if found.kind == "dflash" else found.kind
+        raise ModelError(
+            f"the drafter of init_from, {config.init_from}, is one {what}, which is drafted with "
+            "but not trained here; start from one of the kind dflash or dflash2"
+        )
     owned: dict[str, object] = {
         "num_layers": found.num_hidden_layers,
         "num_features": found.num_features,
