@@ -257,7 +257,8 @@ def kind_of(config: Mapping[str, Any]) -> str:
         if name in ARCHITECTURES:
             return _with_projector(ARCHITECTURES[name], config)
     if config.get(MARK) is not None:
-        return config[MARK] if config[MARK] in LOADERS else "dflash"
+        mark = str(config[MARK])
+        return mark if mark in LOADERS else "dflash"
     if any("eagle3" in name.lower() for name in named) or "eagle_config" in config:
         return "eagle3"
     is_causal_lm = any(name.endswith(_CAUSAL_LM) for name in named)
