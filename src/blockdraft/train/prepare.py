@@ -221,10 +221,11 @@ def start_shape(
         ModelError: drafter and target do not fit each other.
     """
     if found.drafts_from_anchor or found.kind in ("dspark", "domino"):
-        what = "whose anchor's slot drafts too" if found.kind == "dflash" else found.kind
+        kind = found.kind
+        what = "drafts from its anchor's slot too" if kind == "dflash" else f"is of the kind {kind}"
         raise ModelError(
-            f"the drafter of init_from, {config.init_from}, is one {what}, which is drafted with "
-            "but not trained here; start from one of the kind dflash or dflash2"
+            f"the drafter of init_from, {config.init_from}, {what}: drafting with it works, and "
+            "training is not supported; start from one of the kind dflash or dflash2"
         )
     owned: dict[str, object] = {
         "num_layers": found.num_hidden_layers,
