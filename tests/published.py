@@ -98,6 +98,19 @@ def _dflash2(ids: list[int], block_size: int, **nested: Any) -> dict[str, Any]:
     return found | {"architectures": ["DFlash2DraftModel"]}
 
 
+_DSPARK = {
+    "markov_rank": 8,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+_DSPARK_OF_SPECULATORS = {
+    **_DSPARK,
+    "speculators_model_type": "dspark",
+    "architectures": ["DSparkSpeculator"],
+    "sample_from_anchor": True,
+}
+
 _SPECULATORS_LAYERS = {
     "head_dim": 8,
     "hidden_size": HIDDEN,
@@ -355,6 +368,72 @@ PUBLISHED: Mapping[str, Published] = {
         ),
         *("Llama", 36),
     ),
+    # As DeepSpec saves them: keys at the top level, an embedding and a head of its own.
+    "dspark_qwen3_8b_block7": _published(
+        _config(5, 36, _36)
+        | _DSPARK
+        | {
+            "architectures": ["Qwen3DSparkModel"],
+            "block_size": 7,
+            "mask_token_id": MASK,
+            "num_anchors": 512,
+            "target_layer_ids": _36,
+        },
+        *("Qwen3", 36, "embed_tokens", "lm_head"),
+    ),
+    # The same library's DFlash: the anchor's slot drafts there too.
+    "dflash_qwen3_4b_block7": _published(
+        _config(5, 36, _36)
+        | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "num_anchors": 512}
+        | {"markov_rank": 0, "enable_confidence_head": False},
+        *("Qwen3", 36, "embed_tokens", "lm_head"),
+    ),
+    "SpecForge DSpark": _published(
+        _config(5, 36, _36)
+        | {
+            "architectures": ["DSparkDraftModel"],
+            "block_size": 7,
+            "dflash_config": {
+                **_DSPARK,
+                "attention_mode": "gqa",
+                "confidence_head_alpha": 1.0,
+                "mask_token_id": MASK,
+                "projector_type": "dspark",
+                "target_layer_ids": _36,
+            },
+        },
+        *("Qwen3", 36),
+    ),
+    "Qwen3-8B-Domino-b16": _published(
+        _config(5, 36, _36)
+        | {
+            "architectures": ["DFlashDraftModel"],
+            "emb_dim": 6,
+            "dflash_config": {
+                "emb_dim": 6,
+                "gru_hidden_dim": 10,
+                "mask_token_id": MASK,
+                "projector_type": "domino",
+                "pure_draft_prefix_len": 1,
+                "shift_label": True,
+                "target_layer_ids": _36,
+            },
+        },
+        *("Qwen3", 36),
+    ),
+    "speculators, DSpark": _published(
+        _speculators({}, **_DSPARK_OF_SPECULATORS, draft_vocab_size=len(KNOWN_TOKENS)),
+        *("Qwen3", 36, "embed_tokens", "lm_head", "t2d", "d2t"),
+    ),
+    # Older than the key `sample_from_anchor`.
+    "speculators, DSpark with masked slots": _published(
+        {
+            name: value
+            for name, value in _speculators({}, **_DSPARK_OF_SPECULATORS).items()
+            if name != "sample_from_anchor"
+        },
+        *("Qwen3", 36),
+    ),
     "speculators, DFlash 2": _published(
         _speculators(
             {
@@ -426,6 +505,19 @@ def _shapes(case: Published) -> dict[str, tuple[int, ...]]:
         for book in ("predecessor_codebook", "successor_codebook"):
             found[f"candidate_selector.{book}{suffix}"] = (num_known, drafter["selector_rank"])
         found["candidate_selector.hidden_projection.weight"] = (drafter["selector_rank"], hidden)
+    rank = drafter.get("markov_rank", 0)
+    if rank:
+        found["markov_head.markov_w1.weight"] = (VOCAB_SIZE, rank)
+        found["markov_head.markov_w2.weight"] = (num_known, rank)
+    if drafter.get("enable_confidence_head"):
+        found["confidence_head.proj.weight"] = (1, hidden + rank)
+        found["confidence_head.proj.bias"] = (1,)
+    if drafter.get("projector_type") == "domino":
+        size, inner = drafter["gru_hidden_dim"], drafter["emb_dim"]
+        found["prefix_gru.weight_ih_l0"] = (3 * size, hidden)
+        found["prefix_gru.weight_hh_l0"] = (3 * size, size)
+        found["embed_proj.0.weight"] = (inner, hidden + size)
+        found["embed_proj.2.weight"] = (VOCAB_SIZE, inner)
     if "embed_tokens" in case.own:
         found["embed_tokens.weight"] = (VOCAB_SIZE, hidden)
     if "lm_head" in case.own:

@@ -1,7 +1,9 @@
 """Tiny random models for tests: they load in milliseconds and answer with varied tokens."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -25,7 +27,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from blockdraft.models.draft.config import DFlash2Config, DraftConfig
+from blockdraft.models.draft.config import (
+    DFlash2Config,
+    DominoConfig,
+    DraftConfig,
+    DSparkConfig,
+)
 from blockdraft.models.draft.dflash import DraftModel
 
 VOCAB_SIZE = 97
@@ -117,6 +124,21 @@ def randomize(model: PreTrainedModel) -> None:
 DFLASH2 = DFlash2Config(conv_kernel_size=2, conv_group_size=16, selector_rank=8, selector_top_k=6)
 """What makes a tiny drafter one of DFlash 2."""
 
+PATH_HEADS: Mapping[str, Mapping[str, Any]] = {
+    "dspark": {"dspark": DSparkConfig(markov_rank=8), "drafts_from_anchor": True},
+    "gated": {"dspark": DSparkConfig(markov_rank=8, markov_head_type="gated")},
+    "rnn": {
+        "dspark": DSparkConfig(markov_rank=8, markov_head_type="rnn"),
+        "drafts_from_anchor": True,
+    },
+    "domino": {
+        "domino": DominoConfig(emb_dim=8, gru_hidden_dim=12, pure_draft_prefix_len=1),
+        "drafts_from_anchor": True,
+    },
+    "domino unshifted": {"domino": DominoConfig(emb_dim=8, gru_hidden_dim=12)},
+}
+"""What makes a tiny drafter one of DSpark, with each kind of Markov head, or of Domino."""
+
 
 def tiny_draft_config(vocab_size: int = VOCAB_SIZE, **changes: object) -> DraftConfig:
     """A drafter of 2 layers for `tiny_target`."""
@@ -149,20 +171,24 @@ def tiny_drafter(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = DraftModel(tiny_draft_config(vocab_size, **changes))
-        randomize_dflash2(model)
+        randomize_additions(model)
         return model.to(dtype).eval()
 
 
-def randomize_dflash2(model: DraftModel) -> None:
-    """Let convolutions and selector matter; fresh ones change nothing."""
+_LARGE = ("codebook", "markov_w", "prefix_gru.", "embed_proj.")
+_WEIGHTS = ("candidate_selector.", "markov_head.")
+
+
+def randomize_additions(model: DraftModel) -> None:
+    """Let matter what others than DFlash have; a fresh DFlash 2 changes nothing."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "_conv." in name:
                 parameter.add_(0.3 * torch.randn(parameter.shape))
-            elif "codebook" in name:
+            elif any(part in name for part in _LARGE):
                 parameter.normal_()
-            elif "candidate_selector." in name:
-                parameter.normal_(std=parameter.shape[1] ** -0.5)
+            elif any(part in name for part in _WEIGHTS):
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

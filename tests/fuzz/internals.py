@@ -1,9 +1,10 @@
 """All that the fuzz knows of the inside of engines: caches, kernels, what a step did."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any, get_args
 from unittest.mock import patch
 
 import torch
@@ -15,7 +16,8 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Sequence
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.samples import Samples
-from blockdraft.models.draft.config import DFlash2Config
+from blockdraft.models.draft.config import DFlash2Config, DominoConfig, DSparkConfig
+from blockdraft.models.draft.config_reader import MarkovHeadType
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
@@ -82,20 +84,44 @@ def make_drafter(case: Case, target: AnyTarget) -> ErringOracle | Drafter:
         target_layer_ids=layer_ids_of(shape),
         intermediate_size=shape.intermediate_size,
         head_dim=shape.head_dim,
-        dflash2=_dflash2_of(shape) if engine.drafter == "dflash2" else None,
+        **_ADDED.get(engine.drafter, lambda shape: {})(shape),
     )
     return make_dflash(target, draft)
 
 
-def _dflash2_of(shape: ModelShape) -> DFlash2Config:
+def _dflash2_of(shape: ModelShape) -> dict[str, Any]:
     """Two taps or three, and groups of any size that divides."""
     groups = [size for size in (1, 2, 10, 16, 32) if shape.hidden_size % size == 0]
-    return DFlash2Config(
+    config = DFlash2Config(
         conv_kernel_size=2 + shape.seed % 2,
         conv_group_size=groups[shape.seed % len(groups)],
         selector_rank=4,
         selector_top_k=1 + shape.seed % 16,
     )
+    return {"dflash2": config}
+
+
+def _dspark_of(shape: ModelShape) -> dict[str, Any]:
+    """Each kind of Markov head; the anchor's slot drafts or not."""
+    kinds = get_args(MarkovHeadType)
+    kind = kinds[shape.seed % len(kinds)]
+    config = DSparkConfig(markov_rank=1 + shape.seed % 9, markov_head_type=kind)
+    return {"dspark": config, "drafts_from_anchor": kind == "rnn" or shape.seed % 2 == 0}
+
+
+def _domino_of(shape: ModelShape) -> dict[str, Any]:
+    """Some of the first slots stay as they are."""
+    config = DominoConfig(
+        emb_dim=1 + shape.seed % 9, gru_hidden_dim=5, pure_draft_prefix_len=shape.seed % 3
+    )
+    return {"domino": config, "drafts_from_anchor": shape.seed % 2 == 0}
+
+
+_ADDED: Mapping[str, Callable[[ModelShape], dict[str, Any]]] = {
+    "dflash2": _dflash2_of,
+    "dspark": _dspark_of,
+    "domino": _domino_of,
+}
 
 
 def make_samples(engine: Engine) -> Samples:

@@ -21,8 +21,9 @@ def test_a_few_random_requests() -> None:
     smoke("requests", num_cases=3)
 
 
-def test_a_few_requests_with_dflash2() -> None:
-    smoke_of("requests", lambda case: case.engine.drafter == "dflash2", num_cases=1)
+@pytest.mark.parametrize("drafter", ["dflash2", "dspark", "domino"])
+def test_a_few_requests_with(drafter: str) -> None:
+    smoke_of("requests", lambda case: case.engine.drafter == drafter, num_cases=1)
 
 
 def any_case(case: Case) -> bool:

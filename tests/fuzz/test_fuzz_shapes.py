@@ -22,8 +22,9 @@ def test_a_few_random_shapes() -> None:
     smoke("shapes", num_cases=6)
 
 
-def test_a_few_shapes_with_dflash2() -> None:
-    smoke_of("shapes", lambda case: case.engine.drafter == "dflash2", num_cases=2)
+@pytest.mark.parametrize("drafter", ["dflash2", "dspark", "domino"])
+def test_a_few_shapes_with(drafter: str) -> None:
+    smoke_of("shapes", lambda case: case.engine.drafter == drafter, num_cases=2)
 
 
 def errs(case: Case) -> bool:

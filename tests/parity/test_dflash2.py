@@ -6,8 +6,7 @@ behind the token before it, and the choice is the target's rule with the request
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,29 +15,26 @@ import torch
 from torch import Tensor, nn
 
 from blockdraft.core.grammar import Grammar
-from blockdraft.core.plan import ROOT, Proposal
+from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
-from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine.engine import Engine
-from blockdraft.models.draft.context import ConcatContext
 from blockdraft.models.draft.convolution import DynamicConvolution, Layer
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.target.sequential import SequentialTarget
-from blockdraft.speculate.drafters.conditionals import ChangedConditionals
+from blockdraft.speculate.drafters.conditionals import ChangedCandidates
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
-from blockdraft.speculate.sampler.noise import gumbel_noise
-from blockdraft.speculate.sampler.philox import Stream
 from tests.crowd import LogitsRecorder
 from tests.parity import faults
-from tests.parity.checks import generate, generate_plain, plain_features
+from tests.parity.checks import generate, generate_plain
+from tests.parity.proposals import PROMPT, Fault, Oracle, check_model
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.small_llm import load_llm
 from tests.tiny import DFLASH2, VOCAB_SIZE, tiny_drafter, tiny_drafter_folder, tiny_target
 from tests.tiny import tiny_target_folder as target_folder
 
 BLOCK = 6
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 7
 NUM_NODES = 14
 
 
@@ -76,39 +72,18 @@ def by_definition(model: DraftModel) -> DraftModel:
     return twin
 
 
-class Oracle:
-    """What a drafter has to think behind a sample's tokens, from these tokens alone."""
+class SelectorOracle(Oracle):
+    """With convolutions and a selector."""
 
-    def __init__(self, drafter: DFlash2Drafter, model: DraftModel, target: Any) -> None:
-        self.drafter, self.model, self.target = drafter, by_definition(model), target
-
-    @torch.no_grad()
-    def open(self, sample: Sample, num_slots: int) -> None:
-        """Fill a block of so many slots behind the anchor, behind a fresh context."""
-        ids, model = sample.token_ids, self.model
-        features = plain_features(self.target, ids[:-1], self.drafter)
-        num = len(ids) - 1
-        context = ConcatContext(model.project_context(features, torch.arange(num)[None]))
-        slots = [ids[-1], *[model.config.mask_token_id] * num_slots]
-        embeddings = model.embed(torch.tensor([slots]), self.drafter.embed_weight)
-        positions = torch.arange(num, num + len(slots))[None]
-        hidden = model(embeddings, positions, context, model.block_masks(num, len(slots)))
-        head = self.target.model.get_output_embeddings().weight
-        self.hidden = hidden[0, 1:]
-        self.logits = model.logits(hidden, head)[0, 1:]
-        self.sample = sample
+    def __init__(self, drafter: DFlashDrafter, model: DraftModel, target: Any) -> None:
+        super().__init__(drafter, by_definition(model), target)
 
     @torch.no_grad()
     def ranked(self, path: Sequence[int]) -> list[int]:
-        """The candidates behind a path, the drafter's choice first."""
+        """See Oracle: the candidates."""
         before, slot = (path[-1] if path else self.sample.token_ids[-1]), len(path)
-        selector, params = self.model.candidate_selector, self.sample.params
+        selector, noise = self.model.candidate_selector, self.noise(len(path))
         weights = selector.hidden_projection.weight @ self.hidden[slot]
-        noise = torch.zeros(VOCAB_SIZE, dtype=torch.float64)
-        if params.temperature > 0:
-            position = len(self.sample.token_ids) + slot
-            stream = Stream(self.sample.seed, self.sample.sample_index, position)
-            noise = params.temperature * torch.from_numpy(gumbel_noise(stream, VOCAB_SIZE))
         scores = {}
         for token in self.logits[slot].topk(selector.top_k).indices.tolist():
             transition = selector.predecessor_codebook[before] * weights
@@ -117,50 +92,10 @@ class Oracle:
         return sorted(scores, key=lambda token: -scores[token])
 
 
-def check_proposal(oracle: Oracle, row: Row, num_slots: int, proposal: Proposal) -> None:
-    """Every node has the most probable children that the definition gives it, in their order."""
-    oracle.open(row.sequence, num_slots)
-    tree = proposal.tree
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parents):
-        children.setdefault(parent, []).append(tree.tokens[node])
-    for node in [ROOT, *range(len(tree))]:
-        path = [tree.tokens[one] for one in tree.path(node)]
-        if found := children.get(node):
-            assert found == oracle.ranked(path)[: len(found)], "another candidate is best"
-    assert len(tree.through([])) == min(BLOCK - 1, row.num_slots)
-
-
 def check_proposals(way: Way, num_nodes: int | None, **params: Any) -> None:
-    """Step by step over some cycles, for a few samples side by side."""
+    """Those of a tiny drafter."""
     model = tiny_drafter(torch.float64, block_size=BLOCK, dflash2=DFLASH2)
-    with make_target(way, tiny_target(dtype=torch.float64)).released_after() as target:
-        drafter = make_dflash(target, model)
-        assert isinstance(drafter, DFlash2Drafter)
-        engine = Engine(target, drafter)
-        if num_nodes is not None:
-            engine.use_fixed_drafting(num_nodes)
-        real, oracle, seen = drafter.propose, Oracle(drafter, model, target), []
-
-        def propose(rows: Sequence[Row]) -> list[Proposal]:
-            proposals = real(rows)
-            # Blocks of a forward are as long as the longest.
-            size = max((row.num_slots for row in rows), default=0) if way == "paged" else None
-            for row, own in zip(rows, proposals, strict=True):
-                seen.append((copy.deepcopy(row), size or row.num_slots, own))
-            return proposals
-
-        drafter.propose = propose
-        keys = [engine.add(PROMPT[start:], SamplingParams(max_tokens=8, **params))
-                for start in (0, 9, 40)]  # fmt: skip
-        while engine.has_work:
-            engine.step()
-        for key in keys:
-            engine.take(key)
-        assert engine.proposer.failures.num_failures == 0
-        assert len(seen) > 8
-        for row, num_slots, proposal in seen:
-            check_proposal(oracle, row, num_slots, proposal)
+    check_model(way, model, SelectorOracle, num_nodes, **params)
 
 
 SAMPLED = {"temperature": 0.8, "seed": 4}
@@ -185,9 +120,7 @@ def test_proposals_are_those_of_the_definition(
         faults.selector_behind_the_anchor,
     ],
 )
-def test_the_definition_finds(
-    fault: Callable[[], AbstractContextManager[object]], way: Way
-) -> None:
+def test_the_definition_finds(fault: Fault, way: Way) -> None:
     with fault(), pytest.raises(AssertionError, match="another candidate is best"):
         check_proposals(way, NUM_NODES)
 
@@ -282,13 +215,13 @@ def test_the_targets_own_logits_are_accepted(params: dict[str, Any]) -> None:
 def test_a_path_of_changed_logits_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the chain and for the tree, which begins with it."""
     scored: list[tuple[int, tuple[int, ...]]] = []
-    real = ChangedConditionals.scores
+    real = ChangedCandidates.scores
 
-    def counting(self: ChangedConditionals, path: Sequence[int]) -> Any:
+    def counting(self: ChangedCandidates, path: Sequence[int]) -> Any:
         scored.append((len(self._sample.token_ids), tuple(path)))
         return real(self, path)
 
-    monkeypatch.setattr(ChangedConditionals, "scores", counting)
+    monkeypatch.setattr(ChangedCandidates, "scores", counting)
     params = SamplingParams(max_tokens=12, seed=3, **PARAMS["penalties"])
     with make_target("paged", tiny_target()).released_after() as target:
         drafter = make_dflash(target, tiny_drafter(block_size=BLOCK, dflash2=DFLASH2))

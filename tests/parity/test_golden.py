@@ -19,9 +19,15 @@ from blockdraft.models.draft.candidate_selector import lattice_of
 from blockdraft.models.draft.context import ConcatContext, ContextKV, LayerKV
 from blockdraft.models.draft.context_projection import ContextProjection
 from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.path_heads import PathLogits
 from blockdraft.models.layers.packed import packed_copy
 
 TOLERANCE = 1e-4
+ONLY_OF = {
+    "test_the_selector_finds_the_official_path": "DFlash2",
+    "test_the_path_head_finds_the_official_path": "projector_type",
+}
+"""What stands in the configs that these tests are for."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     cases = sorted(path.parent for path in folder.glob("*/cycles.json"))
     if not cases:
         raise pytest.UsageError(f"no golden drafters in {folder}")
-    if metafunc.function is test_the_selector_finds_the_official_path:
-        cases = [case for case in cases if "DFlash2" in (case / "config.json").read_text()]
+    for function, is_told in ONLY_OF.items():
+        if metafunc.function.__name__ == function:
+            cases = [case for case in cases if is_told in (case / "config.json").read_text()]
     metafunc.parametrize("case", cases, ids=lambda case: case.name)
 
 
@@ -80,7 +87,8 @@ def test_incremental_decoding_gives_the_official_outputs(case: Path, packed: boo
         assert len(context) == cycle["start"]
 
         hidden = golden.forward(cycle, context)[0]
-        logits = golden.model.logits(hidden[1:], golden.expected["target.lm_head.weight"])
+        drafting = hidden[golden.model.config.first_slot :]
+        logits = golden.model.logits(drafting, golden.expected["target.lm_head.weight"])
 
         torch.testing.assert_close(
             hidden, golden.expected[f"cycle{index}.hidden"], rtol=0, atol=TOLERANCE
@@ -128,3 +136,35 @@ def test_the_selector_finds_the_official_path(case: Path) -> None:
             place = lattice.token_ids[0, slot].tolist().index(token_id)
         expected = golden.expected[f"cycle{index}.selector_scores"]
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+
+
+@torch.inference_mode()
+def test_the_path_head_finds_the_official_path(case: Path) -> None:
+    golden = load_case(case)
+    embed = golden.expected["target.embed_tokens.weight"]
+    for index, cycle in enumerate(golden.cycles):
+        hidden = golden.expected[f"cycle{index}.hidden"][None, golden.model.config.first_slot :]
+        logits = golden.expected[f"cycle{index}.logits"][None]
+        anchor = torch.tensor([cycle["anchor"]])
+        path = golden.model.greedy_guesses(hidden, logits, anchor, embed_weight=embed)
+        assert path[0].tolist() == cycle["path"]
+        corrected = along(golden.model, embed, hidden, logits, [cycle["anchor"], *cycle["path"]])
+        torch.testing.assert_close(
+            corrected, golden.expected[f"cycle{index}.corrected"], rtol=0, atol=TOLERANCE
+        )
+        assert not torch.allclose(corrected, logits[0], atol=0.1)
+
+
+def along(
+    model: DraftModel, embed: Tensor, hidden: Tensor, logits: Tensor, tokens: list[int]
+) -> Tensor:
+    """The corrected logits [s, V] behind the anchor and the tokens behind it."""
+    head = model.path_head(embed)
+    assert head is not None
+    behind = PathLogits(head, lambda latent: latent @ head.successors.T, hidden, logits)
+    state, found = behind.start[None], []
+    for depth in range(logits.shape[1]):
+        before = torch.tensor([tokens[depth]])
+        state, own = behind.step(torch.tensor([0]), depth, state, before)
+        found.append(own[0])
+    return torch.stack(found)

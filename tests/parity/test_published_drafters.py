@@ -14,12 +14,13 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.load import make_drafter, make_target
-from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.config import DraftConfig, DSparkConfig
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.target.loading import check_pair
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.kinds import load_checkpoint
 from blockdraft.speculate.drafters.none import NoDrafter
+from blockdraft.train.kinds.table import load_trained
 from blockdraft.train.prepare import load_drafter
 from tests.crowd import Request, run_crowd
 from tests.parity.test_architectures import build, classes_of
@@ -33,7 +34,7 @@ from tests.published import (
     write_published,
 )
 from tests.stock_products import KEEP_ROWS
-from tests.tiny import TINY_SIZES, VOCAB_SIZE
+from tests.tiny import TINY_SIZES, VOCAB_SIZE, tiny_draft_config, tiny_target
 from tests.train_runs import small_config
 
 SIZES = {"hidden_size": HIDDEN, "num_attention_heads": 4, "head_dim": 8}
@@ -87,7 +88,7 @@ def test_it_loads_and_drafted_output_is_the_plain_one(name: str, tmp_path: Path)
     assert all(
         torch.equal(value, tensors.get(name, tensors.get(f"{name}.weight")))
         for name, value in state.items()
-        if "codebook" not in name
+        if "codebook" not in name and "markov_w2" not in name
     )
     with target.released_after():
         # Its experts are not of transformers' interface.
@@ -154,6 +155,36 @@ def test_codebooks_of_a_part_of_the_vocabulary_are_spread_over_all(tmp_path: Pat
         # In training an unknown token counts as the nearest known one before it.
         assert torch.equal(selector.predecessor_codebook[token_id + 1], before[place])
     assert not selector.successor_codebook[KNOWN_TOKENS[0] + 1].any()
+
+
+def test_what_a_token_adds_behind_others_is_spread_over_all(tmp_path: Path) -> None:
+    """The token before may be any, what a drafter guesses only one of its own vocabulary."""
+    case = shallow(PUBLISHED["speculators, DSpark"])
+    tensors, model = write_published(tmp_path, case), target_of(case)
+    head = DraftModel.from_pretrained(tmp_path).markov_head
+    assert head is not None
+    assert torch.equal(head.markov_w1.weight, tensors["markov_head.markov_w1.weight"])
+    own = tensors["markov_head.markov_w2.weight"]
+    assert torch.equal(head.markov_w2.weight[torch.tensor(KNOWN_TOKENS)], own)
+    assert not head.markov_w2.weight[KNOWN_TOKENS[0] + 1].any()
+    _, drafter = load(tmp_path, model)
+    latent = torch.randn(2, own.shape[1])
+    torch.testing.assert_close(drafter._weigh(latent), latent @ own.T, rtol=0, atol=1e-4)
+
+
+def test_the_number_of_drafted_tokens_says_whether_the_anchors_slot_drafts() -> None:
+    """Where the key that says so is absent."""
+    found = {}
+    for number in (7, 8, None):
+        config = dict(PUBLISHED["speculators, DSpark with masked slots"].config)
+        methods = [] if number is None else [{"speculative_tokens": number}]
+        config["speculators_config"] = {"proposal_methods": methods}
+        found[number] = DraftConfig.from_dict(config).num_drafted
+    assert found == {7: 7, 8: 8, None: 7}
+    config["speculators_config"] = "broken"
+    del config["markov_rank"], config["markov_head_type"]
+    read = DraftConfig.from_dict(config)
+    assert (read.num_drafted, read.dspark) == (7, DSparkConfig(markov_rank=256))
 
 
 def test_a_learned_mask_embedding_takes_the_place_of_the_targets(tmp_path: Path) -> None:
@@ -241,14 +272,42 @@ def test_a_draft_vocabulary_out_of_order_is_refused(tmp_path: Path) -> None:
         ({"transformer_layer_config": None}, "transformer_layer_config = None"),
         ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids is None"),
         ({"aux_hidden_state_layer_ids": [0, 3]}, "0 is the target's embedding"),
-        ({"sample_from_anchor": True}, "DSpark"),
-        ({"projector_type": "domino"}, "Domino"),
+        ({"sample_from_anchor": True}, "shift_label = False; both say whether the anchor"),
+        ({"projector_type": "domino"}, "no emb_dim"),
     ],
 )
 def test_other_speculators_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     config = {**PUBLISHED["speculators, nothing of its own"].config, **changes}
     with pytest.raises(ModelError, match=message):
         DraftConfig.from_dict(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("SpecForge DSpark", "is of the kind dspark: .* training is not supported; start from"),
+        ("Qwen3-8B-Domino-b16", "is of the kind domino: .* training is not supported; start"),
+    ],
+)
+@pytest.mark.parametrize("architecture", [None, "dflash"])
+def test_training_does_not_start_from_other_methods(
+    name: str, what: str, architecture: str | None, tmp_path: Path
+) -> None:
+    case = shallow(PUBLISHED[name])
+    write_published(tmp_path / "drafter", case)
+    options = {"init_from": tmp_path / "drafter", "device": "cpu", "architecture": architecture}
+    with pytest.raises(ModelError, match=what):
+        load_trained(small_config(tmp_path, **options), target_of(case), [])
+
+
+def test_training_does_not_start_where_the_anchors_slot_drafts(tmp_path: Path) -> None:
+    config = replace(tiny_draft_config(), drafts_from_anchor=True)
+    DraftModel(config).save_pretrained(tmp_path / "drafter")
+    run = small_config(tmp_path, init_from=tmp_path / "drafter", device="cpu")
+    with pytest.raises(
+        ModelError, match="drafts from its anchor's slot too: drafting with it works"
+    ):
+        load_trained(run, tiny_target(), [])
 
 
 def test_training_does_not_start_from_ends_of_its_own(tmp_path: Path) -> None:

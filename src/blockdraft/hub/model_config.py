@@ -10,7 +10,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from blockdraft.core.errors import ModelError, reason_of
 
-_DRAFTER_KEYS = ("dflash_config", "eagle_config", "speculators_model_type", "draft_vocab_size")
+_DRAFTER_KEYS = (
+    *("dflash_config", "eagle_config", "speculators_model_type", "draft_vocab_size"),
+    "markov_rank",
+)
 """That no target's config has."""
 
 

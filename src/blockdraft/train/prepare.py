@@ -220,6 +220,13 @@ def start_shape(
         ConfigError: the settings ask for another shape.
         ModelError: drafter and target do not fit each other.
     """
+    if found.drafts_from_anchor or found.kind in ("dspark", "domino"):
+        kind = found.kind
+        what = "drafts from its anchor's slot too" if kind == "dflash" else f"is of the kind {kind}"
+        raise ModelError(
+            f"the drafter of init_from, {config.init_from}, {what}: drafting with it works, and "
+            "training is not supported; start from one of the kind dflash or dflash2"
+        )
     owned: dict[str, object] = {
         "num_layers": found.num_hidden_layers,
         "num_features": found.num_features,

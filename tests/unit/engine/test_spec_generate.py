@@ -12,7 +12,14 @@ from transformers import (
 )
 
 from blockdraft import DraftModel, ModelError, RequestError
-from tests.tiny import TINY_SIZES, VOCAB_SIZE, tiny_draft_config, tiny_target
+from tests.tiny import (
+    PATH_HEADS,
+    TINY_SIZES,
+    VOCAB_SIZE,
+    randomize_additions,
+    tiny_draft_config,
+    tiny_target,
+)
 
 
 def _pair(dtype=torch.float64):
@@ -41,6 +48,21 @@ def test_spec_generate_equals_transformers():
     cut = drafter.spec_generate(target, input_ids, 40, stop_token_ids=[stop])
     end = expected[0, 20:].tolist().index(stop)
     assert torch.equal(cut, expected[:, : 20 + end + 1])
+
+
+@pytest.mark.parametrize("name", PATH_HEADS)
+def test_spec_generate_with_a_path_head(name):
+    target, drafter = (
+        tiny_target(dtype=torch.float64),
+        DraftModel(tiny_draft_config(**PATH_HEADS[name])),
+    )
+    randomize_additions(drafter)
+    drafter.double()
+    input_ids = torch.arange(5, 25)[None]
+    plain = drafter.spec_generate(target, input_ids, 12, block_size=1)
+    for block_size in (None, 2, 6):
+        drafted = drafter.spec_generate(target, input_ids, 12, block_size=block_size)
+        assert torch.equal(drafted, plain)
 
 
 @pytest.mark.parametrize("fails", ["nothing", "drafter", "target"])

@@ -31,6 +31,7 @@ from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.pretend_cuda import PretendCuda, WrongDevice
 from tests.tiny import (
     KINDS,
+    PATH_HEADS,
     tiny_drafter,
     tiny_drafter_folder,
     tiny_target,
@@ -110,6 +111,17 @@ def test_a_pair_is_served(folders, options, caplog):
     for params in ASKED.values():
         found = llm.generate(["the abc", "ab"], [params, replace(params, seed=2)])
         assert all(one.completions[0].token_ids for one in found)
+    assert kept_quiet(caplog) == []
+
+
+@pytest.mark.parametrize("name", ["rnn", "domino"])
+def test_a_path_head_drafts(name, tmp_path, caplog):
+    drafter = tiny_drafter_folder(tmp_path, **PATH_HEADS[name])
+    folders = str(tiny_target_folder(tmp_path)), str(drafter)
+    llm = load(folders, exact=False, adaptive=False, num_draft_tokens=12)
+    for params in ASKED.values():
+        found = llm.generate(["the abc", "ab"], [params, replace(params, seed=2)])
+        assert all(one.completions[0].acceptance.num_drafted for one in found)
     assert kept_quiet(caplog) == []
 
 

@@ -194,6 +194,14 @@ def test_a_drafter_in_the_place_of_its_target_is_refused(tmp_path: Path) -> None
     edit_json(target / "config.json", architectures=["LlamaForCausalLMEagle3"])
     with pytest.raises(ModelError, match=r"holds a drafter \(LlamaForCausalLMEagle3\)"):
         load_tokenizer(target)
+    edit_json(
+        target / "config.json",
+        architectures=["Qwen3DSparkModel"],
+        draft_vocab_size=None,
+        markov_rank=0,
+    )
+    with pytest.raises(ModelError, match=r"holds a drafter \(markov_rank\)"):
+        load_target_model(target, torch.float32)
 
 
 def test_a_model_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:

@@ -183,8 +183,9 @@ def test_every_kind_of_mismatch_is_counted_and_named(folder):
     [
         ("layers.0.attention_conv.base_kernel", "DFlash 2 drafter, and its config.json describes"),
         ("candidate_selector.predecessor_codebook", "DFlash 2 drafter, and its config.json"),
-        ("markov_head.markov_w1.weight", "DSpark"),
-        ("prefix_gru.weight_ih_l0", "Domino"),
+        ("markov_head.markov_w1.weight", "DSpark drafter, and its config.json describes another"),
+        ("logit_head.confidence_head.proj.bias", "DSpark drafter, and its config.json describes"),
+        ("prefix_gru.weight_ih_l0", "Domino drafter, and its config.json describes another"),
     ],
 )
 def test_tensors_of_other_drafters_are_refused_by_name(folder, name, message):

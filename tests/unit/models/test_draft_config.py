@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft.config import DFlash2Config, DraftConfig, default_target_layer_ids
+from blockdraft.models.draft.config import (
+    DFlash2Config,
+    DominoConfig,
+    DraftConfig,
+    DSparkConfig,
+    default_target_layer_ids,
+)
 
 BASE: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
@@ -208,10 +214,14 @@ def test_bad_values_are_named(changes, message):
     [
         ({"nested": {"conv_kernel_size": 2}}, "conv_kernel_size = 2, which belongs to DFlash 2"),
         ({"selector_rank": 8}, "selector_rank = 8, which belongs to DFlash 2"),
-        ({"nested": {"projector_type": "dspark"}}, "DSpark"),
-        ({"projector_type": "domino"}, "Domino"),
-        ({"shift_label": True}, "DSpark or Domino"),
-        ({"nested": {"sample_from_anchor": True}}, "DSpark"),
+        ({"nested": {"projector_type": "dlinear"}}, "'dlinear': it is a drafter of another"),
+        ({"nested": {"markov_rank": 8}}, "belongs to DSpark, .* name DSparkDraftModel there"),
+        ({"use_confidence_head": True}, "use_confidence_head = True, which belongs to DSpark"),
+        ({"nested": {"gru_hidden_dim": 8}}, "belongs to Domino, .* name DominoDraftModel there"),
+        (
+            {"architectures": ["DominoDraftModel"], "nested": {"projector_type": "dspark"}},
+            r"\['DominoDraftModel'\] and projector_type = 'dspark'; make it say one or the other",
+        ),
         ({"architectures": ["LlamaForCausalLM"]}, "another model"),
         ({"nested": {"attention_sink_bias": True}}, "attention_sink_bias"),
         ({"nested": {"draft_window_size": 64}}, "draft_window_size"),
@@ -260,3 +270,78 @@ def test_dflash2_keys_are_read_from_both_places_and_written_back():
 def test_dflash2_keys_that_are_missing_or_do_not_fit_are_refused(changes, message):
     with pytest.raises(ModelError, match=message):
         dflash2_config(DFLASH2 | changes)
+
+
+DSPARK: dict[str, Any] = {"markov_rank": 8, "markov_head_type": "gated"}
+DOMINO: dict[str, Any] = {"emb_dim": 4, "gru_hidden_dim": 6, "pure_draft_prefix_len": 1}
+
+
+@pytest.mark.parametrize("name", ["DSparkDraftModel", "Qwen3DSparkModel", "DFlashDraftModel"])
+def test_dspark_keys_are_read_from_both_places_and_written_back(name):
+    told = {"architectures": [name], "projector_type": "dspark"}
+    expected = DSparkConfig(markov_rank=8, markov_head_type="gated")
+    for found in (config(DSPARK, **told), config({}, **told, **DSPARK)):
+        assert (found.kind, found.dspark) == ("dspark", expected)
+        assert (found.drafts_from_anchor, found.num_drafted) == (True, 8)
+        raw = found.to_dict()
+        assert raw["architectures"] == ["DSparkDraftModel"]
+        assert DraftConfig.from_dict(raw) == found
+    masked = config(DSPARK | {"sample_from_anchor": False}, **told)
+    assert (masked.first_slot, masked.num_drafted) == (1, 7)
+    assert DraftConfig.from_dict(masked.to_dict()) == masked
+
+
+def test_domino_keys_are_read_from_both_places_and_written_back():
+    for told in ({"architectures": ["DominoDraftModel"]}, {"projector_type": "domino"}):
+        for found in (config(DOMINO, **told), config({}, **told, **DOMINO)):
+            assert (found.kind, found.domino) == ("domino", DominoConfig(**DOMINO))
+            assert not found.drafts_from_anchor
+            assert DraftConfig.from_dict(found.to_dict()) == found
+        shifted = config(DOMINO | {"shift_label": True}, **told)
+        assert (shifted.first_slot, shifted.num_drafted) == (0, 8)
+        assert DraftConfig.from_dict(shifted.to_dict()) == shifted
+
+
+def test_the_anchors_slot_may_draft_without_a_head():
+    """As in DeepSpec's DFlash drafters, which name DSpark and a rank of 0."""
+    plain = config({"sample_from_anchor": True})
+    assert (plain.kind, plain.num_drafted) == ("dflash", 8)
+    assert DraftConfig.from_dict(plain.to_dict()) == plain
+    none = config({}, architectures=["Qwen3DSparkModel"], markov_rank=0, num_anchors=512)
+    assert (none.kind, none.num_drafted) == ("dspark", 8)
+    assert DraftConfig.from_dict(none.to_dict()) == none
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("dspark", {"markov_rank": None}, "has no markov_rank, neither in dflash_config nor at"),
+        ("dspark", {"markov_rank": -1}, "markov_rank is -1 in the drafter's config; it must be"),
+        ("dspark", {"markov_rank": "8"}, "markov_rank is '8' .* give an integer"),
+        ("dspark", {"markov_head_type": "deep"}, "'deep' .* known are vanilla, gated, rnn"),
+        ("dspark", {"sample_from_anchor": 1}, "sample_from_anchor is 1 .* give true or false"),
+        (
+            "dspark",
+            {"sample_from_anchor": True, "shift_label": False},
+            "sample_from_anchor = True and shift_label = False; both say .* make them equal",
+        ),
+        (
+            "dspark",
+            {"markov_head_type": "rnn", "sample_from_anchor": False},
+            "whether its state begins at that slot is not known",
+        ),
+        ("dspark", {"emb_dim": 4}, "emb_dim = 4, which belongs to Domino"),
+        ("domino", {"emb_dim": None}, "has no emb_dim, neither"),
+        ("domino", {"gru_hidden_dim": None}, "has no gru_hidden_dim, neither"),
+        ("domino", {"gru_hidden_dim": 0}, "gru_hidden_dim is 0 .* it must be positive"),
+        ("domino", {"pure_draft_prefix_len": 7}, "its block drafts 7 tokens; give a .* 0 to 6"),
+        ("domino", {"pure_draft_prefix_len": -1}, "pure_draft_prefix_len is -1"),
+        ("domino", {"markov_rank": 4}, "markov_rank = 4, which belongs to DSpark"),
+        ("dflash2", {"sample_from_anchor": True}, "not supported in one of the kind dflash2"),
+    ],
+)
+def test_keys_of_the_successors_that_are_missing_or_do_not_fit_are_refused(kind, changes, message):
+    keys = {"dspark": DSPARK, "domino": DOMINO, "dflash2": DFLASH2}[kind]
+    names = {"dspark": "DSpark", "domino": "Domino", "dflash2": "DFlash2"}
+    with pytest.raises(ModelError, match=message):
+        config(keys | changes, architectures=[f"{names[kind]}DraftModel"])

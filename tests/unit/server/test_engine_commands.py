@@ -204,7 +204,12 @@ def test_a_pair_that_does_not_fit_is_refused(tmp_path, folders, started):
 
 @pytest.mark.parametrize(
     ("architecture", "kind"),
-    [("BlockDiffusionDraftModel", "diffusion"), ("LlamaForCausalLMEagle3", "eagle3")],
+    [
+        ("BlockDiffusionDraftModel", "diffusion"),
+        ("LlamaForCausalLMEagle3", "eagle3"),
+        ("DSparkDraftModel", "dspark"),
+        ("DominoDraftModel", "domino"),
+    ],
 )
 def test_a_drafter_of_another_kind_is_refused_by_its_kind(
     tmp_path, folders, started, architecture, kind
@@ -214,6 +219,13 @@ def test_a_drafter_of_another_kind_is_refused_by_its_kind(
     (drafter / "config.json").write_text(json.dumps(config))
     line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
     assert f"of the kind {kind}, and other engines get DFlash drafters only" in line
+    assert not started
+
+
+def test_a_drafter_whose_anchors_slot_drafts_is_refused(tmp_path, folders, started):
+    drafter = tiny_drafter_folder(tmp_path, drafts_from_anchor=True)
+    line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
+    assert "whose anchor's slot drafts too, and other engines may not know that" in line
     assert not started
 
 

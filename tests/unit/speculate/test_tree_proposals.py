@@ -167,6 +167,23 @@ def test_a_temperature_next_to_zero_is_no_reason_for_a_warning(temperature):
     assert [one.token_ids[0] for one in found] == [one.token_ids[0] for one in expected]
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_no_numbers_are_no_reason_for_a_warning(bad):
+    sample = sample_of(temperature=0.7, top_k=5, top_p=0.8, min_p=0.05)
+    (slot,) = chosen_slots(torch.full((1, 300), bad), sample, Guessable(300))
+    assert slot.token_ids[0] < 300
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 60}])
+def test_a_slot_alone_is_what_it_is_behind_others(params):
+    """`num_ahead` says whose noise it has."""
+    logits, sample = random_logits(12), sample_of(**params)
+    together = chosen_slots(logits, sample, Guessable(300))
+    for index, slot in enumerate(together):
+        (alone,) = chosen_slots(logits[index : index + 1], sample, Guessable(300), num_ahead=index)
+        assert alone == slot
+
+
 FILTERS = [{"top_k": 3}, {"top_k": 60}, {"top_p": 0.6}, {"top_p": 0.9}, {"min_p": 0.2}]
 
 

@@ -226,9 +226,12 @@ def _guesses(
 
     guess = greedy(head, drafter.vocabulary_ids)
     blocks = torch.tensor(slots, device=device)
-    hidden = denoise(blocks, forward, guess, model.config.num_denoising_steps)[:, 1:]
+    hidden = denoise(blocks, forward, guess, model.config.num_denoising_steps)
+    hidden = hidden[:, model.config.first_slot :]
     anchor_ids = torch.tensor(ids, device=device)[anchors]
-    return model.greedy_guesses(hidden, head(hidden), anchor_ids, drafter.vocabulary_ids)
+    return model.greedy_guesses(
+        *(hidden, head(hidden), anchor_ids, drafter.vocabulary_ids), drafter.embed_weight
+    )
 
 
 def _tau(guesses: Tensor, ids: Sequence[int], num_prompt: int) -> float:

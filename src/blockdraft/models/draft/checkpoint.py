@@ -22,7 +22,7 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 PROVENANCE_NAME = "provenance.json"
 
-_PREFIXES = ("draft_model.", "model.")
+_PREFIXES = ("draft_model.", "model.", "logit_head.")
 _RENAMED = {
     "encoder.fc.": "fc.",
     "encoder.output_norm_enc.": "hidden_norm.",
@@ -31,16 +31,16 @@ _RENAMED = {
     "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
 }
 
-_FOREIGN_TENSORS = {
-    "markov_head.": "a DSpark drafter",
-    "confidence_head.": "a DSpark drafter",
-    "prefix_gru.": "a Domino drafter",
-    "embed_proj.": "a Domino drafter",
+_OF_METHODS = {
+    "attention_conv.": "DFlash 2",
+    "mlp_conv.": "DFlash 2",
+    "candidate_selector.": "DFlash 2",
+    "markov_head.": "DSpark",
+    "confidence_head.": "DSpark",
+    "prefix_gru.": "Domino",
+    "embed_proj.": "Domino",
 }
-"""Parts of tensor names that mark what this project does not run yet."""
-
-_OF_DFLASH2 = ("attention_conv.", "mlp_conv.", "candidate_selector.")
-"""Parts of tensor names that only a DFlash 2 drafter has."""
+"""Parts of tensor names that only drafters of one method have."""
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Of weights. Others come with scales, which are no part of a drafter in the published layout."""
@@ -110,19 +110,14 @@ def check_tensors(
         ModelError: they differ; says how many tensors are missing, unexpected and of a wrong
             shape, and names the first few. Or one holds no numbers that a drafter can use.
     """
-    for name in sorted(found):
-        for part, what in _FOREIGN_TENSORS.items():
+    extra = sorted(found.keys() - expected.keys())
+    for name in extra:
+        for part, method in _OF_METHODS.items():
             if name.startswith(part) or f".{part}" in name:
                 raise ModelError(
-                    f"{folder} holds {name}: it is {what}, which is not supported yet; use a "
-                    f"DFlash checkpoint without it"
+                    f"{folder} holds {name}: it is a {method} drafter, and its {CONFIG_NAME} "
+                    f"describes another; use the two files of one checkpoint"
                 )
-    extra = sorted(found.keys() - expected.keys())
-    if second := [name for name in extra if any(part in name for part in _OF_DFLASH2)]:
-        raise ModelError(
-            f"{folder} holds {second[0]}: it is a DFlash 2 drafter, and its {CONFIG_NAME} "
-            f"describes another; use the two files of one checkpoint"
-        )
     shapes = [
         f"{name} {list(found[name].shape)} instead of {list(expected[name].shape)}"
         for name in sorted(found.keys() & expected.keys())

@@ -1,4 +1,4 @@
-"""The shape of a DFlash or DFlash 2 drafter (arXiv 2602.06036), and rules that its values keep."""
+"""The shape of a drafter that fills blocks: DFlash and its successors, and rules it keeps."""
 
 import math
 from collections.abc import Mapping
@@ -8,21 +8,22 @@ from typing import Any, get_args
 from blockdraft.core.errors import ModelError
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.draft.config_reader import (
-    ARCHITECTURE,
-    ARCHITECTURE_2,
-    ARCHITECTURE_TOKENS,
     AttentionKind,
+    BlockKind,
     DFlash2Config,
+    DominoConfig,
+    DSparkConfig,
+    architecture_of,
     default_target_layer_ids,
     read_fields,
 )
 
 __all__ = [
-    "ARCHITECTURE",
-    "ARCHITECTURE_2",
-    "ARCHITECTURE_TOKENS",
     "AttentionKind",
+    "BlockKind",
     "DFlash2Config",
+    "DSparkConfig",
+    "DominoConfig",
     "DraftConfig",
     "default_target_layer_ids",
 ]
@@ -52,7 +53,9 @@ class DraftConfig:
         sliding_window: keys a sliding layer sees, its own slot included; None without such layers.
         causal: whether slots see only earlier slots of their block; None means that sliding
             layers do and full layers do not.
-        dflash2: what DFlash 2 adds; None for DFlash.
+        drafts_from_anchor: whether the anchor's slot predicts the token behind it, and each slot
+            the one behind its own; else a masked slot predicts the token at its own position.
+        dflash2, dspark, domino: what these methods add; None for others.
         num_denoising_steps: forwards that fill a block, see `models.draft.denoising`; more than one
             only without features.
 
@@ -85,7 +88,10 @@ class DraftConfig:
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
     input_embedding_scale: float = 1.0
+    drafts_from_anchor: bool = False
     dflash2: DFlash2Config | None = None
+    dspark: DSparkConfig | None = None
+    domino: DominoConfig | None = None
     num_denoising_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -95,6 +101,32 @@ class DraftConfig:
         check_rope(self.rope)
         if self.dflash2 is not None:
             _check_dflash2(self, self.dflash2)
+        if self.dspark is not None:
+            _check_dspark(self, self.dspark)
+        if self.domino is not None:
+            _check_domino(self, self.domino)
+
+    @property
+    def kind(self) -> BlockKind:
+        """What it is called in the table of kinds."""
+        if self.reads_tokens:
+            return "diffusion"
+        added: Mapping[BlockKind, object] = {
+            "dflash2": self.dflash2,
+            "dspark": self.dspark,
+            "domino": self.domino,
+        }
+        return next((kind for kind, own in added.items() if own is not None), "dflash")
+
+    @property
+    def first_slot(self) -> int:
+        """The slot of a block that predicts the first token behind the anchor."""
+        return 0 if self.drafts_from_anchor else 1
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that a block predicts."""
+        return self.block_size - self.first_slot
 
     @property
     def num_features(self) -> int:
@@ -135,22 +167,10 @@ class DraftConfig:
 
         `block_size` stands in both places in which readers look for it.
         """
-        drafter: dict[str, Any] = {
-            "mask_token_id": self.mask_token_id,
-            "target_layer_ids": list(self.target_layer_ids),
-            "block_size": self.block_size,
+        raw: dict[str, Any] = {
+            "architectures": [architecture_of(self.kind)],
+            "model_type": "qwen3",
         }
-        for name in ("output_multiplier", "final_logit_softcapping", "input_embedding_scale"):
-            if getattr(self, name) != getattr(type(self), name):
-                drafter[name] = getattr(self, name)
-        architecture = ARCHITECTURE
-        if self.reads_tokens:
-            architecture = ARCHITECTURE_TOKENS
-            drafter["num_denoising_steps"] = self.num_denoising_steps
-        if self.dflash2 is not None:
-            architecture = ARCHITECTURE_2
-            drafter |= asdict(self.dflash2)
-        raw: dict[str, Any] = {"architectures": [architecture], "model_type": "qwen3"}
         for name in (
             *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
             *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "vocab_size"),
@@ -170,8 +190,30 @@ class DraftConfig:
         raw["sliding_window"] = self.sliding_window
         if self.causal is not None:
             raw["is_causal"] = self.causal
-        raw["dflash_config"] = drafter
+        raw["dflash_config"] = self._drafter_keys()
         return raw
+
+    def _drafter_keys(self) -> dict[str, Any]:
+        """What stands in `dflash_config`."""
+        drafter: dict[str, Any] = {
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": list(self.target_layer_ids),
+            "block_size": self.block_size,
+        }
+        for name in ("output_multiplier", "final_logit_softcapping", "input_embedding_scale"):
+            if getattr(self, name) != getattr(type(self), name):
+                drafter[name] = getattr(self, name)
+        if self.reads_tokens:
+            drafter["num_denoising_steps"] = self.num_denoising_steps
+        for added in (self.dflash2, self.dspark, self.domino):
+            if added is not None:
+                drafter |= asdict(added)
+        if self.kind in ("dspark", "domino"):
+            drafter["projector_type"] = self.kind
+        if self.drafts_from_anchor or self.kind == "dspark":
+            key = "shift_label" if self.kind == "domino" else "sample_from_anchor"
+            drafter[key] = self.drafts_from_anchor
+        return drafter
 
 
 def _check_sizes(config: DraftConfig) -> None:
@@ -201,6 +243,11 @@ def _check_pairing(config: DraftConfig) -> None:
         )
     if config.reads_tokens and config.dflash2 is not None:
         raise ModelError("target_layer_ids is empty; a DFlash 2 drafter reads at least one layer")
+    if config.drafts_from_anchor and config.kind in ("dflash2", "diffusion"):
+        raise ModelError(
+            "the drafter's config says that the anchor's slot predicts a token, which is not "
+            f"supported in one of the kind {config.kind}; use another drafter"
+        )
     most = config.block_size - 1 if config.reads_tokens else 1
     if not 1 <= config.num_denoising_steps <= most:
         raise ModelError(
@@ -278,4 +325,28 @@ def _check_dflash2(config: DraftConfig, added: DFlash2Config) -> None:
         raise ModelError(
             f"selector_top_k is {added.selector_top_k} in the drafter's config, and the vocabulary "
             f"has {config.vocab_size} tokens; give at most so many"
+        )
+
+
+def _check_dspark(config: DraftConfig, added: DSparkConfig) -> None:
+    """Raise ModelError unless the Markov head, if there is one, is of a known kind."""
+    if added.markov_rank:
+        check_positive("markov_rank", added.markov_rank)
+    if added.markov_head_type == "rnn" and not config.drafts_from_anchor:
+        raise ModelError(
+            "the drafter's config has markov_head_type = 'rnn' and says that the anchor's slot "
+            "drafts nothing; whether its state begins at that slot is not known, so it is not run; "
+            "use another drafter"
+        )
+
+
+def _check_domino(config: DraftConfig, added: DominoConfig) -> None:
+    """Raise ModelError unless sizes are positive and some slot is corrected."""
+    check_positive("emb_dim", added.emb_dim)
+    check_positive("gru_hidden_dim", added.gru_hidden_dim)
+    if not 0 <= added.pure_draft_prefix_len < config.num_drafted:
+        raise ModelError(
+            f"pure_draft_prefix_len is {added.pure_draft_prefix_len} in the drafter's config, and "
+            f"its block drafts {config.num_drafted} tokens; give a number from 0 to "
+            f"{config.num_drafted - 1}"
         )

@@ -7,17 +7,27 @@ implemented is refused, never ignored.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from blockdraft.core.errors import ModelError
 from blockdraft.models.draft.speculators_layout import published_layout
 
 AttentionKind = Literal["full_attention", "sliding_attention"]
 
+BlockKind = Literal["dflash", "dflash2", "diffusion", "dspark", "domino"]
+
 ARCHITECTURE = "DFlashDraftModel"
-ARCHITECTURE_2 = "DFlash2DraftModel"
 ARCHITECTURE_TOKENS = "BlockDiffusionDraftModel"
 """Of this project: a DFlash drafter whose context is the tokens, not features of the target."""
+BLOCK_ARCHITECTURES: Mapping[str, BlockKind] = {
+    ARCHITECTURE: "dflash",
+    "DFlash2DraftModel": "dflash2",
+    ARCHITECTURE_TOKENS: "diffusion",
+    "DSparkDraftModel": "dspark",
+    "Qwen3DSparkModel": "dspark",
+    "DominoDraftModel": "domino",
+}
+"""Kinds of drafters that fill blocks, by the architecture that a config names."""
 
 DEFAULT_ROPE_THETA = 10000.0
 """Where a config names none, as in transformers."""
@@ -39,20 +49,33 @@ _NESTED_KEYS = frozenset(
         # Advice to one engine on how much to draft; what a slot predicts does not depend on it.
         "runtime_block_size",
         "num_denoising_steps",
+        "projector_type",
+        "sample_from_anchor",
+        "shift_label",
+        # How it was trained, and whether heads share keys, which their numbers say.
+        "num_anchors",
+        "attention_mode",
     }
 )
 
 DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 """What a DFlash 2 drafter says beside the keys of DFlash."""
 
-_OTHER_METHODS = {
-    "markov_head_type": "DSpark",
-    "markov_rank": "DSpark",
-    "use_confidence_head": "DSpark",
-    "shift_label": "DSpark or Domino",
-    "sample_from_anchor": "DSpark",
+_DSPARK_KEYS = (
+    *("markov_rank", "markov_head_type"),
+    # Of the head that says how far to check, which nothing here asks.
+    *("enable_confidence_head", "use_confidence_head", "confidence_head_with_markov"),
+    "confidence_head_alpha",
+)
+
+_OWN_KEYS: Mapping[BlockKind, tuple[str, tuple[str, ...]]] = {
+    "dflash2": ("DFlash 2", DFLASH2_KEYS),
+    "dspark": ("DSpark", _DSPARK_KEYS),
+    "domino": ("Domino", ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len")),
 }
-"""Keys that mark another kind of drafter when they are set, and what it is."""
+"""Keys that only one method has, and what it is called."""
+
+MarkovHeadType = Literal["vanilla", "gated", "rnn"]
 
 UNSUPPORTED: dict[str, object] = {
     "attention_sink_bias": False,
@@ -81,6 +104,34 @@ class DFlash2Config:
     conv_group_size: int
     selector_rank: int
     selector_top_k: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSparkConfig:
+    """What DSpark adds to a drafter: a Markov head.
+
+    Attributes:
+        markov_rank: of what the token before a slot adds to the slot's logits; 0 without the head.
+        markov_head_type: what it depends on beside that token, see `models.draft.path_heads`.
+    """
+
+    markov_rank: int
+    markov_head_type: MarkovHeadType = "vanilla"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DominoConfig:
+    """What Domino adds to a drafter: a recurrent unit over the drafted tokens.
+
+    Attributes:
+        emb_dim: rank of what it adds to the logits.
+        gru_hidden_dim: size of its state.
+        pure_draft_prefix_len: first drafted slots whose logits stay as they are.
+    """
+
+    emb_dim: int
+    gru_hidden_dim: int
+    pure_draft_prefix_len: int = 0
 
 
 def default_target_layer_ids(num_target_layers: int, num_features: int) -> tuple[int, ...]:
@@ -112,9 +163,7 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     num_heads = reader.integer("num_attention_heads")
     num_target_layers = reader.optional_integer("num_target_layers")
     layer_types, sliding_window, causal = _read_attention(reader, num_layers)
-    dflash2 = None
-    if ARCHITECTURE_2 in _architectures(raw):
-        dflash2 = DFlash2Config(**{name: reader.integer(name) for name in DFLASH2_KEYS})
+    kind = _kind_of(raw)
     fields = {
         "hidden_size": hidden_size,
         "intermediate_size": reader.integer("intermediate_size"),
@@ -125,7 +174,7 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": reader.integer("vocab_size"),
         "target_hidden_size": reader.integer("target_hidden_size", hidden_size),
         "target_layer_ids": ()
-        if ARCHITECTURE_TOKENS in _architectures(raw)
+        if kind == "diffusion"
         else _read_layer_ids(reader, num_target_layers, num_layers),
         "mask_token_id": reader.integer("mask_token_id"),
         "block_size": reader.integer("block_size"),
@@ -141,7 +190,10 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "output_multiplier": reader.optional_number("output_multiplier"),
         "final_logit_softcapping": reader.optional_number("final_logit_softcapping"),
         "input_embedding_scale": reader.optional_number("input_embedding_scale"),
-        "dflash2": dflash2,
+        "drafts_from_anchor": _read_anchor(reader, default=kind == "dspark"),
+        "dflash2": _read_dflash2(reader) if kind == "dflash2" else None,
+        "dspark": _read_dspark(reader) if kind == "dspark" else None,
+        "domino": _read_domino(reader) if kind == "domino" else None,
         "num_denoising_steps": reader.optional_integer("num_denoising_steps"),
     }
     return {name: value for name, value in fields.items() if value is not None}
@@ -212,27 +264,20 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     nested = raw.get("dflash_config") or {}
     if not isinstance(nested, Mapping):
         raise ModelError(f"dflash_config is {nested!r} in the drafter's config; give an object")
-    architectures = _architectures(raw)
-    if not {ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS}.intersection(architectures):
-        raise _unsupported(f"architectures = {architectures}", "another model")
+    kind = _kind_of(raw)
     for place in (nested, raw):
-        for key in DFLASH2_KEYS:
-            if place.get(key) and ARCHITECTURE_2 not in architectures:
-                raise ModelError(
-                    f"the drafter's config.json has {key} = {place[key]!r}, which belongs to "
-                    f"DFlash 2, and architectures = {architectures}; name {ARCHITECTURE_2} there "
-                    f"if it is one, or remove the key"
-                )
-        projector = place.get("projector_type")
-        if projector not in (None, "dflash"):
-            raise _unsupported(f"projector_type = {projector!r}", "a DSpark or Domino drafter")
-        for key, what in _OTHER_METHODS.items():
-            if place.get(key):
-                raise _unsupported(f"{key} = {place[key]!r}", what)
+        for owner, (method, keys) in _OWN_KEYS.items():
+            for key in keys:
+                if place.get(key) and owner != kind:
+                    raise ModelError(
+                        f"the drafter's config.json has {key} = {place[key]!r}, which belongs to "
+                        f"{method}, and architectures = {_architectures(raw)}; name "
+                        f"{architecture_of(owner)} there if it is one, or remove the key"
+                    )
         for key, neutral in UNSUPPORTED.items():
             if place.get(key) not in (None, neutral):
                 raise _unsupported(f"{key} = {place[key]!r}", "a variant with other mathematics")
-    known = _NESTED_KEYS.union(DFLASH2_KEYS, _OTHER_METHODS, UNSUPPORTED, {"projector_type"})
+    known = _NESTED_KEYS.union(UNSUPPORTED, *(keys for _, keys in _OWN_KEYS.values()))
     if unknown := sorted(set(nested) - known):
         raise ModelError(
             f"unknown keys in dflash_config: {', '.join(unknown)}; they may change what the "
@@ -240,10 +285,82 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         )
 
 
+def _kind_of(raw: Mapping[str, Any]) -> BlockKind:
+    """The kind that architecture and projector say; some name DFlash, and their projector."""
+    architectures = _architectures(raw)
+    known = [name for name in architectures if name in BLOCK_ARCHITECTURES]
+    if not known:
+        raise _unsupported(f"architectures = {architectures}", "another model")
+    named, projector = BLOCK_ARCHITECTURES[known[0]], projector_of(raw)
+    if projector not in (None, "dflash", "dspark", "domino"):
+        raise _unsupported(f"projector_type = {projector!r}", "a drafter of another method")
+    if projector in (None, named) or (projector == "dflash" and named in ("dflash2", "diffusion")):
+        return named
+    if named != "dflash":
+        raise ModelError(
+            f"the drafter's config.json has architectures = {architectures} and projector_type = "
+            f"{projector!r}; make it say one or the other"
+        )
+    kind: BlockKind = "dspark" if projector == "dspark" else "domino"
+    return kind
+
+
+def projector_of(raw: Mapping[str, Any]) -> object:
+    """The method that a config in the published layout names beside its architecture, if any."""
+    for place in (raw.get("dflash_config"), raw):
+        if isinstance(place, Mapping) and place.get("projector_type") is not None:
+            return place["projector_type"]
+    return None
+
+
+def architecture_of(kind: BlockKind) -> str:
+    """The name that the published layout has for it."""
+    return next(name for name, own in BLOCK_ARCHITECTURES.items() if own == kind)
+
+
+def _read_anchor(reader: Reader, *, default: bool) -> bool:
+    """Whether the anchor's slot predicts the token behind it; methods spell it in two ways."""
+    told = {
+        name: value
+        for name in ("sample_from_anchor", "shift_label")
+        if (value := reader.optional_boolean(name)) is not None
+    }
+    if len(set(told.values())) > 1:
+        raise ModelError(
+            f"the drafter's config.json has {' and '.join(f'{n} = {v}' for n, v in told.items())}; "
+            "both say whether the anchor's slot predicts a token, so make them equal"
+        )
+    return next(iter(told.values()), default)
+
+
+def _read_dflash2(reader: Reader) -> DFlash2Config:
+    return DFlash2Config(**{name: reader.integer(name) for name in DFLASH2_KEYS})
+
+
+def _read_dspark(reader: Reader) -> DSparkConfig:
+    rank = reader.integer("markov_rank")
+    name = (reader.optional_string("markov_head_type") or "vanilla").lower()
+    for known in get_args(MarkovHeadType):
+        if name == known:
+            return DSparkConfig(markov_rank=rank, markov_head_type=known)
+    raise ModelError(
+        f"markov_head_type is {name!r} in the drafter's config.json; known are "
+        f"{', '.join(get_args(MarkovHeadType))}"
+    )
+
+
+def _read_domino(reader: Reader) -> DominoConfig:
+    return DominoConfig(
+        emb_dim=reader.integer("emb_dim"),
+        gru_hidden_dim=reader.integer("gru_hidden_dim"),
+        pure_draft_prefix_len=reader.integer("pure_draft_prefix_len", 0),
+    )
+
+
 def _unsupported(setting: str, what: str) -> ModelError:
     return ModelError(
         f"the drafter's config.json has {setting}: it is {what}, which is not supported yet; use "
-        f"a DFlash checkpoint ({ARCHITECTURE} or {ARCHITECTURE_2})"
+        f"a checkpoint of one of {', '.join(BLOCK_ARCHITECTURES)}"
     )
 
 

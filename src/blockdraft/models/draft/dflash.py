@@ -6,12 +6,15 @@ checkpoints: Qwen3-style layers without embedding and head of their own. Feature
 projections; the slots of the block see them and each other. The slot at absolute position p
 predicts the token at p; slot 0 is the anchor, the last committed token, and predicts nothing.
 DFlash 2 adds convolutions over the slots of a block (`convolution`), and a selector that
-chooses a slot's token behind the one before it (`candidate_selector`).
+chooses a slot's token behind the one before it (`candidate_selector`). DSpark and Domino add heads
+that correct a slot's logits by the tokens before it (`path_heads`). In theirs, and in others whose
+config says `drafts_from_anchor`, every slot predicts the token behind its own position.
 
 Shapes: b sequences, c context tokens, q block slots, D hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +42,14 @@ from blockdraft.models.draft.own_ends import (
     saved_ends,
     take_own_ends,
     write_mask_embedding,
+)
+from blockdraft.models.draft.path_heads import (
+    DominoHead,
+    MarkovHead,
+    PathHead,
+    PathLogits,
+    PrefixGRU,
+    domino_projection,
 )
 from blockdraft.models.draft.vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from blockdraft.models.layers.quantized import look_up
@@ -98,7 +109,7 @@ def _between(
 
 
 class DraftModel(nn.Module):
-    """A DFlash or DFlash 2 drafter with random weights; `from_pretrained` loads trained ones.
+    """A drafter that fills blocks, with random weights; `from_pretrained` loads trained ones.
 
     Its parameters carry the published names, so its state dict is the checkpoint. Set
     `draft_vocabulary` to guess from a part of the vocabulary only, see `models.draft.vocabulary`.
@@ -124,6 +135,15 @@ class DraftModel(nn.Module):
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config)
+        sizes = config.hidden_size, config.vocab_size
+        self.markov_head: MarkovHead | None = None
+        if config.dspark is not None and config.dspark.markov_rank:
+            self.markov_head = MarkovHead(*sizes, config.dspark)
+        self.prefix_gru: PrefixGRU | None = None
+        self.embed_proj: nn.Sequential | None = None
+        if config.domino is not None:
+            self.prefix_gru = PrefixGRU(config.hidden_size, config.domino.gru_hidden_dim)
+            self.embed_proj = domino_projection(*sizes, config.domino)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=INIT_STD)
@@ -131,9 +151,7 @@ class DraftModel(nn.Module):
                     nn.init.zeros_(module.bias)
         self.candidate_selector: CandidateSelector | None = None
         if config.dflash2 is not None:
-            self.candidate_selector = CandidateSelector(
-                config.hidden_size, config.vocab_size, config.dflash2
-            )
+            self.candidate_selector = CandidateSelector(*sizes, config.dflash2)
             for layer in self.draft_layers():
                 for convolution in (layer.attention_conv, layer.mlp_conv):
                     assert convolution is not None
@@ -277,21 +295,42 @@ class DraftModel(nn.Module):
         cap = self.config.final_logit_softcapping
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
+    def path_head(self, embed_weight: Tensor | GroupWeight | None) -> PathHead | None:
+        """What corrects logits by the tokens before them; None where nothing does.
+
+        embed_weight: see `embed`; Domino reads it.
+        """
+        if self.prefix_gru is None or self.embed_proj is None:
+            return self.markov_head
+        assert self.config.domino is not None
+        assert embed_weight is not None
+        num_uncorrected = self.config.domino.pure_draft_prefix_len
+        embed = partial(self.embed, embed_weight=embed_weight)
+        return DominoHead(self.prefix_gru, self.embed_proj, num_uncorrected, embed)
+
     def greedy_guesses(
         self,
         hidden: Tensor,
         logits: Tensor,
         anchors: Tensor,
         vocabulary_ids: Tensor | None = None,
+        embed_weight: Tensor | GroupWeight | None = None,
     ) -> Tensor:
         """What the drafter guesses at temperature 0: token ids [b, s].
 
         Args:
-            hidden: [b, s, D] of the slots behind the anchor.
+            hidden: [b, s, D] of the slots that draft.
             logits: [b, s, n] of these.
             anchors: [b] token ids.
             vocabulary_ids: [n], of the tokens that have logits; None if all have.
+            embed_weight: see `path_head`.
         """
+        head = self.path_head(embed_weight)
+        if head is not None:
+            weights = head.successors
+            weights = weights if vocabulary_ids is None else weights[vocabulary_ids]
+            behind = PathLogits(head, lambda latent: F.linear(latent, weights), hidden, logits)
+            return behind.greedy_path(anchors, vocabulary_ids)
         if self.candidate_selector is None:
             found = logits.argmax(dim=-1)
             return found if vocabulary_ids is None else vocabulary_ids[found]

@@ -28,6 +28,8 @@ from blockdraft.models.draft.speculators_layout import (
 EMBEDDING_NAME = "embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
 MASK_FILE = "mask_embedding.pt"
+_CONFIDENCE = "confidence_head."
+"""Of DSpark: how likely each slot is right. Here that is measured, see `allocation.calibration`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +51,8 @@ def take_own_ends(tensors: dict[str, Tensor], config: DraftConfig, folder: Path)
     Raises:
         ModelError: one is not of the config's sizes, or the draft vocabulary is damaged.
     """
-    for name in OF_THE_VERIFIER:
+    unused = [name for name in tensors if config.dspark and name.startswith(_CONFIDENCE)]
+    for name in (*OF_THE_VERIFIER, *unused):
         tensors.pop(name, None)
     token_ids = draft_vocabulary_of(tensors, config.vocab_size, folder)
     num_known = config.vocab_size if token_ids is None else len(token_ids)

@@ -18,13 +18,19 @@ from blockdraft.core.errors import ModelError
 MARK = "speculators_model_type"
 """The key that only this layout has."""
 
-ARCHITECTURE_OF = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
+ARCHITECTURE_OF = {
+    "dflash": "DFlashDraftModel",
+    "dflash2": "DFlash2DraftModel",
+    "dspark": "DSparkDraftModel",
+}
 """Kinds that are read, and what they are called in the published layout."""
 
 OF_THE_VERIFIER = ("verifier_lm_head.weight", "verifier_norm.weight")
 """Tensors that the library needs in training only: copies of the target's."""
 
 _DRAFTER_KEYS = ("mask_token_id", "block_size", "sample_from_anchor")
+_DSPARK_RANK = 256
+"""Of a DSpark drafter that names none."""
 
 
 def published_layout(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -54,6 +60,11 @@ def published_layout(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     )
     if own.pop("sliding_window_non_causal", False):
         drafter["causal"] = False
+    if kind == "dspark":
+        for name in ("projector_type", "shift_label"):  # of other methods, beside this mark
+            own.pop(name, None)
+        drafter.setdefault("sample_from_anchor", _drafts_whole_block(raw))
+        own.setdefault("markov_rank", _DSPARK_RANK)
     del own["transformer_layer_config"], own[MARK]
     return (
         with_defaults(layers)
@@ -62,6 +73,20 @@ def published_layout(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             "architectures": [ARCHITECTURE_OF[kind]],
             "dflash_config": drafter,
         }
+    )
+
+
+def _drafts_whole_block(raw: Mapping[str, Any]) -> bool:
+    """Whether the anchor's slot drafts too, of a config that does not say so.
+
+    Such configs are older than the key, and then it did not; unless the number of tokens that the
+    drafter proposes says otherwise.
+    """
+    proposing = raw.get("speculators_config")
+    methods = proposing.get("proposal_methods") if isinstance(proposing, Mapping) else None
+    return isinstance(methods, list) and any(
+        isinstance(own, Mapping) and own.get("speculative_tokens") == raw.get("block_size")
+        for own in methods
     )
 
 
@@ -132,16 +157,18 @@ def d2t_of(token_ids: Sequence[int]) -> Tensor:
 
 
 def over_whole_vocabulary(tensors: dict[str, Tensor], token_ids: Tensor, vocab_size: int) -> None:
-    """Spread codebooks with a row for each token of the draft vocabulary over all tokens.
+    """Spread weights with a row for each token of the draft vocabulary over all tokens.
 
     A token outside has the predecessor's row of the nearest known one before it, as in training;
     it follows nothing.
     """
     before = (torch.bucketize(torch.arange(vocab_size), token_ids, right=True) - 1).clamp(min=0)
     for name, value in tensors.items():
-        if "codebook" not in name or len(value) != len(token_ids):
+        is_predecessor = "predecessor_codebook" in name
+        is_successor = "successor_codebook" in name or "markov_w2" in name
+        if not (is_predecessor or is_successor) or len(value) != len(token_ids):
             continue
-        if "predecessor" in name:
+        if is_predecessor:
             tensors[name] = value[before]
         else:
             tensors[name] = value.new_zeros(vocab_size, value.shape[1])

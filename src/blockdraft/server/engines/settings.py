@@ -76,12 +76,18 @@ def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
     from blockdraft.speculate.drafters.kinds import kind_of
 
     raw = read_config(drafter)
+    remedy = "leave out engine, or give --drafter none"
     if (kind := kind_of(raw)) not in _KINDS:
         raise ConfigError(
             f"drafter is {drafter}, of the kind {kind}, and other engines get DFlash drafters only "
-            "from here; leave out engine, or give --drafter none"
+            f"from here; {remedy}"
         )
     config = DraftConfig.from_dict(raw)
+    if config.drafts_from_anchor:
+        raise ConfigError(
+            f"drafter is {drafter}, whose anchor's slot drafts too, and other engines may not "
+            f"know that; {remedy}"
+        )
     model = target_without_weights(target, trust_remote_code=trust_remote_code)
     check_pair(model, config, has_own_ends=has_own_ends(drafter))
     return config.block_size

@@ -1,10 +1,14 @@
-"""What DFlash 2 thinks of the tokens behind a path: its candidates, scored behind the token before.
+"""What a drafter thinks of the tokens behind a path.
+
+DFlash 2 has candidates, scored behind the token before them. DSpark and Domino have the logits of
+all tokens behind every path.
 
 The rule of the choice is the one of the target (`sampler.choose`): scores over the temperature and
 the request's own noise, among the tokens that its filters leave.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +21,13 @@ from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.models.draft.candidate_selector import CandidateSelector
 from blockdraft.speculate.drafters.branches import Slot, Successors
-from blockdraft.speculate.drafters.slots import Guessable, noise_of, slot_of, slots_of
+from blockdraft.speculate.drafters.slots import (
+    Guessable,
+    chosen_slots,
+    noise_of,
+    slot_of,
+    slots_of,
+)
 from blockdraft.speculate.sampler.choose import choose_processed
 from blockdraft.speculate.sampler.filters import survivors
 from blockdraft.speculate.sampler.logits import Place, Scores
@@ -48,7 +58,7 @@ class Conditionals(Successors, Protocol):
         """
 
     def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
-        """The candidates behind a path, and their scores before the request changes any."""
+        """Tokens behind a path, and their scores before the request changes any."""
 
 
 @dataclass(slots=True)
@@ -78,7 +88,7 @@ class Candidates:
         return float(total + np.log1p(-share)) if share < 1.0 else -np.inf
 
 
-class PlainConditionals:
+class PlainCandidates:
     """For a sample whose logits nothing changes: only candidates can be chosen."""
 
     def __init__(self, candidates: Candidates, sample: Sample, num_slots: int) -> None:
@@ -112,43 +122,56 @@ class PlainConditionals:
         return slot_of(scores, noise, ids, log_total, self.choice(path))
 
 
-class ChangedConditionals:
-    """For a sample whose request changes logits: penalties, bias, grammar.
+class PlainLogits:
+    """The same with logits of all guessable tokens.
 
-    These may forbid every candidate, so other tokens can be chosen too, after all candidates. All
-    tensors but `logits` [s, V] are on the device of `hidden` [s, D].
+    logits_of: of a path, [n]; before it, it was asked for the path without its last token.
     """
 
     def __init__(
         self,
-        selector: CandidateSelector,
-        hidden: Tensor,
-        logits: Tensor,
-        candidates: Candidates,
+        logits_of: Callable[[Sequence[int]], Tensor],
         sample: Sample,
         num_slots: int,
+        guessable: Guessable,
     ) -> None:
         self.max_depth = num_slots
-        self._selector = selector
-        self._hidden = hidden
-        self._logits = logits.float().cpu().numpy()
-        self._candidates = candidates
+        self._logits_of, self._sample, self._guessable = logits_of, sample, guessable
+        self._slots: dict[tuple[int, ...], Slot] = {}
+
+    def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
+        """See Conditionals."""
+        return scored(self._logits_of(path), self._guessable)
+
+    def choice(self, path: Sequence[int]) -> int:
+        """See Conditionals."""
+        return self.children(path).token_ids[0]
+
+    def children(self, path: Sequence[int]) -> Slot:
+        """See Successors."""
+        key = tuple(path)
+        if key not in self._slots:
+            (self._slots[key],) = chosen_slots(
+                self._logits_of(path)[None], self._sample, self._guessable, num_ahead=len(path)
+            )
+        return self._slots[key]
+
+
+class ChangedConditionals(ABC):
+    """For a sample whose request changes logits: penalties, bias, grammar."""
+
+    def __init__(self, sample: Sample, num_slots: int) -> None:
+        self.max_depth = num_slots
         self._sample = sample
         self._chosen: dict[tuple[int, ...], tuple[int, Scores]] = {}
 
+    @abstractmethod
     def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
-        """See Conditionals. The token before may be any."""
-        depth = len(path)
-        before = path[-1] if path else self._sample.token_ids[-1]
-        ids = self._candidates.token_ids[depth]
-        device = self._hidden.device
-        with torch.inference_mode():
-            added = self._selector(
-                self._hidden[depth],
-                torch.tensor([before], device=device),
-                torch.from_numpy(ids).to(device),
-            )
-        return ids, self._candidates.logits[depth] + added[0].double().cpu().numpy()
+        """See Conditionals."""
+
+    @abstractmethod
+    def _row(self, path: Sequence[int]) -> Scores:
+        """[V] behind a path, before the request changes any."""
 
     def choice(self, path: Sequence[int]) -> int:
         """See Conditionals."""
@@ -178,11 +201,75 @@ class ChangedConditionals:
             self._chosen[key] = 0 if found == NO_CHOICE else found, scores
         return self._chosen[key]
 
+
+class ChangedCandidates(ChangedConditionals):
+    """The request may forbid every candidate, so other tokens can be chosen too, after all of them.
+
+    All tensors but `logits` [s, V] are on the device of `hidden` [s, D].
+    """
+
+    def __init__(
+        self,
+        selector: CandidateSelector,
+        hidden: Tensor,
+        logits: Tensor,
+        candidates: Candidates,
+        sample: Sample,
+        num_slots: int,
+    ) -> None:
+        super().__init__(sample, num_slots)
+        self._selector = selector
+        self._hidden = hidden
+        self._logits = logits.float().cpu().numpy()
+        self._candidates = candidates
+
+    def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
+        """See Conditionals. The token before may be any."""
+        depth = len(path)
+        before = path[-1] if path else self._sample.token_ids[-1]
+        ids = self._candidates.token_ids[depth]
+        device = self._hidden.device
+        with torch.inference_mode():
+            added = self._selector(
+                self._hidden[depth],
+                torch.tensor([before], device=device),
+                torch.from_numpy(ids).to(device),
+            )
+        return ids, self._candidates.logits[depth] + added[0].double().cpu().numpy()
+
     def _row(self, path: Sequence[int]) -> Scores:
         row: Scores = self._logits[len(path)] - np.float32(OUTSIDE)
         ids, scores = self.scores(path)
         row[ids] = scores
         return row
+
+
+class ChangedLogits(ChangedConditionals):
+    """With logits of all guessable tokens; see PlainLogits."""
+
+    def __init__(
+        self,
+        logits_of: Callable[[Sequence[int]], Tensor],
+        sample: Sample,
+        num_slots: int,
+        guessable: Guessable,
+    ) -> None:
+        super().__init__(sample, num_slots)
+        self._logits_of, self._guessable = logits_of, guessable
+
+    def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
+        """See Conditionals."""
+        return scored(self._logits_of(path), self._guessable)
+
+    def _row(self, path: Sequence[int]) -> Scores:
+        whole = self._guessable.over_whole_vocabulary(self._logits_of(path))
+        row: Scores = whole.float().cpu().numpy()
+        return row
+
+
+def scored(logits: Tensor, guessable: Guessable) -> tuple[Ids, Values]:
+    """The ids of tokens with logits [n], and these."""
+    return guessable.ids_at(np.arange(len(logits))), logits.double().cpu().numpy()
 
 
 def chain_of(conditionals: Conditionals) -> list[int]:

@@ -48,7 +48,6 @@ class DFlashDrafter(LazyContext):
     sequence's own. in_int8: multiply with the closest weights in int8.
     """
 
-    kind = "dflash"
     cost: DraftCost = "block"
     model: DraftModel
 
@@ -62,6 +61,7 @@ class DFlashDrafter(LazyContext):
         in_int8: bool = False,
     ) -> None:
         super().__init__()
+        self.kind: str = model.config.kind
         self.contexts = contexts or SeparateContexts(model.new_context)
         # In pages, kernels run the layers, from weights that they pack themselves.
         self._kernel_draft = None
@@ -83,7 +83,7 @@ class DFlashDrafter(LazyContext):
                 head_weight = rows_of(head_weight, self.vocabulary_ids)
         self.guessable = Guessable(self.embed_weight.shape[0], self.vocabulary_ids)
         self._head = linear_of(head_weight, in_int8=in_int8)
-        self.max_nodes = model.config.block_size - 1
+        self.max_nodes = model.config.num_drafted
         self.feature_layers = model.config.target_layer_ids
         self.watch: Watch | None = None
 
@@ -123,12 +123,13 @@ class DFlashDrafter(LazyContext):
         for row, length in zip(rows, lengths, strict=True):
             # The anchor has no features yet: the context ends right before it.
             assert self.num_written(row.sequence.key) == length == len(row.sequence.token_ids) - 1
-        size = 1 + max(row.num_slots for row in rows)
+        first = self.model.config.first_slot
+        size = first + max(row.num_slots for row in rows)
         masked = [self.model.config.mask_token_id] * (size - 1)
         slots = [[row.sequence.token_ids[-1], *masked] for row in rows]
         positions = [list(range(length, length + size)) for length in lengths]
         ids = torch.tensor([slots, positions], device=device)
-        return self._guess(self._hidden(rows, lengths, ids)[:, 1:], rows)
+        return self._guess(self._hidden(rows, lengths, ids)[:, first:], rows)
 
     def _hidden(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor:
         """Hidden states [b, slots, D] of token ids and positions [2, b, slots]."""
@@ -142,7 +143,7 @@ class DFlashDrafter(LazyContext):
         """See `_hidden`."""
         assert self._kernel_draft is not None
         keys = [row.sequence.key for row in rows]
-        sizes = [1 + row.num_slots for row in rows]
+        sizes = [self.model.config.first_slot + row.num_slots for row in rows]
         embeddings = self.model.embed(ids[0], self.embed_weight)
         return self._kernel_draft(embeddings, ids[1], keys, lengths, sizes)
 
@@ -168,7 +169,7 @@ class DFlashDrafter(LazyContext):
         pairs = sum(size * (length + size) for length in lengths)
         work = Work(num * size, 0, pairs, sum(lengths), forwards=1, sequences=num)
         self.recorder.add("draft", work)
-        num_guesses = num * (size - 1)
+        num_guesses = num * (size - self.model.config.first_slot)
         self.recorder.add("draft_head", Work(head_rows=num_guesses, forwards=1))
         self.recorder.add("guess", Work(head_rows=num_guesses))
 
@@ -275,6 +276,12 @@ class DFlashDrafter(LazyContext):
 
 
 def _fusion(model: DraftModel) -> list[nn.Linear]:
-    """What kernels leave to the model."""
-    selector = model.candidate_selector
-    return [model.fc] if selector is None else [model.fc, selector.hidden_projection]
+    """What kernels leave to the model. What a path head adds for each token is packed apart."""
+    found = [model.fc]
+    if model.candidate_selector is not None:
+        found.append(model.candidate_selector.hidden_projection)
+    if model.markov_head is not None:
+        found += filter(None, (model.markov_head.gate_proj, model.markov_head.joint_proj))
+    if model.embed_proj is not None:
+        found += plain_linears(model.embed_proj[:1])
+    return found

@@ -21,8 +21,6 @@ from blockdraft.speculate.drafters.dflash import DFlashDrafter
 class DiffusionDrafter(DFlashDrafter):
     """Drafts with a model whose config says `reads_tokens`; see DFlashDrafter."""
 
-    kind = "diffusion"
-
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open. Tokens that are reused may have no keys of this drafter."""
         super().open(row, 0)

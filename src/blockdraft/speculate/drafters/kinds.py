@@ -18,8 +18,11 @@ from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.checkpoint import read_config
-from blockdraft.models.draft.config import ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS
-from blockdraft.models.draft.config_reader import architectures_of
+from blockdraft.models.draft.config_reader import (
+    BLOCK_ARCHITECTURES,
+    architectures_of,
+    projector_of,
+)
 from blockdraft.models.draft.context import DraftContexts
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.eagle3 import Eagle3Model
@@ -39,6 +42,7 @@ from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
 from blockdraft.speculate.drafters.diffusion import DiffusionDrafter
 from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
 from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
+from blockdraft.speculate.drafters.path_head import PathHeadDrafter
 from blockdraft.text.same_tokenizer import tokenizer_difference
 
 
@@ -61,7 +65,7 @@ class Checkpoint(Protocol):
 
 
 class DFlashCheckpoint:
-    """A block-diffusion drafter: DFlash (arXiv 2602.06036) or DFlash 2."""
+    """A block-diffusion drafter: DFlash (arXiv 2602.06036) or one of its successors."""
 
     def __init__(self, model: DraftModel, *, in_int8: bool = False) -> None:
         self._model, self._in_int8 = model, in_int8
@@ -93,6 +97,8 @@ def block_drafter(
         drafter = DiffusionDrafter
     elif model.config.dflash2 is not None:
         drafter = DFlash2Drafter
+    elif model.path_head(embed_weight) is not None:
+        drafter = PathHeadDrafter
     return drafter(model, embed_weight, lm_head_weight, contexts, in_int8=in_int8)
 
 
@@ -217,13 +223,13 @@ LOADERS: Mapping[str, Loader] = {
     "dflash": _load_dflash,
     "dflash2": _load_dflash,
     "diffusion": _load_dflash,
+    "dspark": _load_dflash,
+    "domino": _load_dflash,
     "eagle3": _load_eagle3,
     "draft_model": _load_draft_model,
 }
 ARCHITECTURES: Mapping[str, str] = {
-    ARCHITECTURE: "dflash",
-    ARCHITECTURE_2: "dflash2",
-    ARCHITECTURE_TOKENS: "diffusion",
+    **BLOCK_ARCHITECTURES,
     ARCHITECTURE_EAGLE3: "eagle3",
     "Eagle3LlamaForCausalLM": "eagle3",
     "Eagle3Speculator": "eagle3",
@@ -249,15 +255,25 @@ def kind_of(config: Mapping[str, Any]) -> str:
     named = architectures_of(config)
     for name in named:
         if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+            return _with_projector(ARCHITECTURES[name], config)
     if config.get(MARK) is not None:
-        return "eagle3" if config[MARK] == "eagle3" else "dflash"
+        mark = str(config[MARK])
+        return mark if mark in LOADERS else "dflash"
     if any("eagle3" in name.lower() for name in named) or "eagle_config" in config:
         return "eagle3"
     is_causal_lm = any(name.endswith(_CAUSAL_LM) for name in named)
     if is_causal_lm and _DFLASH_CONFIG not in config:
         return "eagle3" if config.get("draft_vocab_size") else "draft_model"
     return "dflash"
+
+
+def _with_projector(kind: str, config: Mapping[str, Any]) -> str:
+    """Some drafters of the methods that follow DFlash name its architecture, and their projector.
+
+    What contradicts itself is refused by its reader.
+    """
+    projector = projector_of(config)
+    return str(projector) if kind == "dflash" and projector in ("dspark", "domino") else kind
 
 
 def load_checkpoint(

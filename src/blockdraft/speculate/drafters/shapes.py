@@ -69,10 +69,10 @@ def _block_shape(
         model = DraftModel(config)
     ends = has_own_ends(folder)
     return DrafterShape(
-        kind=kind if config.dflash2 is None else "dflash2",
+        kind=config.kind,
         layout="speculators" if MARK in raw else "z-lab",
         target_layer_ids=config.target_layer_ids,
-        longest_path=config.block_size - 1,
+        longest_path=config.num_drafted,
         guessed_tokens=_num_guessed(folder, raw, config.vocab_size),
         num_weights=_num_weights(model),
         kv_shapes=tuple(PagedContexts.shapes(config)),

@@ -99,7 +99,11 @@ def slots_of(
 
 
 def chosen_slots(
-    logits: Tensor, sample: Sample, guessable: Guessable, known: SlotCandidates | None = None
+    logits: Tensor,
+    sample: Sample,
+    guessable: Guessable,
+    known: SlotCandidates | None = None,
+    num_ahead: int = 0,
 ) -> list[Slot]:
     """What a drafter thinks of the slots behind a sample's tokens, its choice there first.
 
@@ -108,11 +112,12 @@ def chosen_slots(
     request's filters than are looked at, it is the rule itself.
 
     logits: [slots, tokens] of a sample whose logits nothing changes. guessable: these tokens.
-    known: what `candidates_of` says of them, for whoever has asked already.
+    known: what `candidates_of` says of them, for whoever has asked already. num_ahead: see
+    `slots_of`.
     """
     ids, values, totals = known or candidates_of(logits, guessable)
     params = sample.params
-    noise = noise_of(ids, sample)
+    noise = noise_of(ids, sample, num_ahead)
     shares = _shares(values, noise, totals)
     firsts: list[int | None] = [None] * len(ids)
     if noise_temperature(params) > 0.0:
@@ -121,10 +126,10 @@ def chosen_slots(
             shares = np.where(survive, shares, 0.0)
             for slot in np.flatnonzero(survive[:, -1]).tolist():
                 whole = guessable.over_whole_vocabulary(logits[slot]).float().cpu().numpy()
-                firsts[slot] = max(choose_row(whole, Place(sample, slot, [])), 0)
+                firsts[slot] = max(choose_row(whole, Place(sample, num_ahead + slot, [])), 0)
         else:
             best = (values + noise).max(1)
-            firsts = _large_winners(logits, best, sample, guessable)
+            firsts = _large_winners(logits, best, sample, guessable, num_ahead)
     return _slots(firsts, ids, shares)
 
 
@@ -144,10 +149,13 @@ def candidates_of(logits: Tensor, guessable: Guessable) -> SlotCandidates:
     return ids, found.values.astype(np.float64), found.totals.astype(np.float64)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _survive(values: Noise, totals: Noise, params: SamplingParams) -> NDArray[np.bool_]:
-    """Which candidates [slots, n] the filters leave, as far as the candidates alone tell."""
-    with np.errstate(over="ignore"):  # see `tempered`
-        ahead = (values - values[:, :1]) / params.temperature
+    """Which candidates [slots, n] the filters leave, as far as the candidates alone tell.
+
+    Large numbers may overflow, see `tempered`. Where no logit is a number none is sure to be left.
+    """
+    ahead = (values - values[:, :1]) / params.temperature
     survive = np.ones(values.shape, np.bool_)
     if params.top_k:
         survive[:, params.top_k :] = False
@@ -164,13 +172,13 @@ def _survive(values: Noise, totals: Noise, params: SamplingParams) -> NDArray[np
 
 
 def _large_winners(
-    logits: Tensor, best: Noise, sample: Sample, guessable: Guessable
+    logits: Tensor, best: Noise, sample: Sample, guessable: Guessable, num_ahead: int
 ) -> list[int | None]:
     """Of each slot the token with large noise that beats `best` [slots], None if none does."""
     scores = logits.float().cpu().numpy()
     winners: list[int | None] = []
     for slot, own in enumerate(scores):
-        large = large_noise(Place(sample, slot, []).stream, guessable.vocab_size)
+        large = large_noise(Place(sample, num_ahead + slot, []).stream, guessable.vocab_size)
         places = guessable.places_of(large.ids)
         is_known = (places >= 0) & (places < len(own))
         places, ids, noise = places[is_known], large.ids[is_known], large.noise[is_known]

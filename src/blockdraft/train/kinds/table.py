@@ -27,7 +27,8 @@ def _kind(config: TrainConfig) -> Kind:
     name: str | None = config.architecture
     if name is None and config.init_from is not None:
         name = served.kind_of(read_config(config.init_from))
-    return KINDS[name or "dflash"]
+    # Other kinds have the layers of DFlash, and are refused where their shape is read.
+    return KINDS.get(name or "dflash", BLOCK)
 
 
 def drafter_shape(

@@ -1,0 +1,115 @@
+"""Whether drafters that fill blocks propose what their definition says, node by node."""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockdraft.core.plan import ROOT, Proposal
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.engine.engine import Engine
+from blockdraft.models.draft.context import ConcatContext
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.sampler.noise import gumbel_noise
+from blockdraft.speculate.sampler.philox import Stream
+from tests.parity.checks import plain_features
+from tests.parity.targets import Way, make_dflash, make_target
+from tests.tiny import VOCAB_SIZE, tiny_target
+
+Fault = Callable[[], AbstractContextManager[object]]
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 7
+
+
+class Oracle:
+    """What a drafter has to think behind a sample's tokens, from these tokens alone."""
+
+    def __init__(self, drafter: DFlashDrafter, model: DraftModel, target: Any) -> None:
+        self.drafter, self.model, self.target = drafter, model, target
+
+    @torch.no_grad()
+    def open(self, sample: Sample, num_slots: int) -> None:
+        """Fill a block in which so many slots draft, behind a fresh context."""
+        ids, model = sample.token_ids, self.model
+        features = plain_features(self.target, ids[:-1], self.drafter)
+        num = len(ids) - 1
+        context = ConcatContext(model.project_context(features, torch.arange(num)[None]))
+        first = 0 if model.config.drafts_from_anchor else 1
+        slots = [ids[-1], *[model.config.mask_token_id] * (num_slots + first - 1)]
+        embeddings = model.embed(torch.tensor([slots]), self.drafter.embed_weight)
+        positions = torch.arange(num, num + len(slots))[None]
+        hidden = model(embeddings, positions, context, model.block_masks(num, len(slots)))
+        head = self.target.model.get_output_embeddings().weight
+        self.hidden = hidden[0, first:]
+        self.logits = model.logits(hidden, head)[0, first:]
+        self.sample = sample
+
+    def noise(self, slot: int) -> Tensor:
+        """[V], what the sample's own noise adds to the logits of a slot."""
+        params = self.sample.params
+        if params.temperature == 0:
+            return torch.zeros(VOCAB_SIZE, dtype=torch.float64)
+        position = len(self.sample.token_ids) + slot
+        stream = Stream(self.sample.seed, self.sample.sample_index, position)
+        return params.temperature * torch.from_numpy(gumbel_noise(stream, VOCAB_SIZE))
+
+    def ranked(self, path: Sequence[int]) -> list[int]:
+        """The tokens behind a path, the drafter's choice first."""
+        raise NotImplementedError
+
+
+def check_proposal(oracle: Oracle, row: Row, num_slots: int, proposal: Proposal) -> None:
+    """Every node has the most probable children that the definition gives it, in their order."""
+    oracle.open(row.sequence, num_slots)
+    tree = proposal.tree
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        children.setdefault(parent, []).append(tree.tokens[node])
+    for node in [ROOT, *range(len(tree))]:
+        path = [tree.tokens[one] for one in tree.path(node)]
+        if found := children.get(node):
+            assert found == oracle.ranked(path)[: len(found)], "another candidate is best"
+    assert len(tree.through([])) == min(oracle.model.config.num_drafted, row.num_slots)
+
+
+def check_model(
+    way: Way,
+    model: DraftModel,
+    make_oracle: Callable[[DFlashDrafter, DraftModel, Any], Oracle],
+    num_nodes: int | None,
+    **params: Any,
+) -> None:
+    """Step by step over some cycles, for a few samples side by side."""
+    with make_target(way, tiny_target(dtype=torch.float64)).released_after() as target:
+        drafter = make_dflash(target, model)
+        assert drafter.kind == model.config.kind
+        engine = Engine(target, drafter)
+        if num_nodes is not None:
+            engine.use_fixed_drafting(num_nodes)
+        real, oracle, seen = drafter.propose, make_oracle(drafter, model, target), []
+
+        def propose(rows: Sequence[Row]) -> list[Proposal]:
+            proposals = real(rows)
+            # Blocks of a forward are as long as the longest.
+            size = max((row.num_slots for row in rows), default=0) if way == "paged" else None
+            for row, own in zip(rows, proposals, strict=True):
+                seen.append((copy.deepcopy(row), size or row.num_slots, own))
+            return proposals
+
+        drafter.propose = propose
+        keys = [engine.add(PROMPT[start:], SamplingParams(max_tokens=8, **params))
+                for start in (0, 9, 40)]  # fmt: skip
+        while engine.has_work:
+            engine.step()
+        for key in keys:
+            engine.take(key)
+        assert engine.proposer.failures.num_failures == 0
+        assert len(seen) > 8
+        for row, num_slots, proposal in seen:
+            check_proposal(oracle, row, num_slots, proposal)
