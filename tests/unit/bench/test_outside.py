@@ -394,6 +394,18 @@ def test_the_size_of_a_block_may_stand_among_the_drafters_own_keys(pair, tmp_pat
     assert (told["num_draft_tokens"], told["drafter"]) == (5, str(folder))
 
 
+def test_a_block_whose_anchor_drafts_is_not_given_to_others(pair, tmp_path):
+    folder = shutil.copytree(pair[1], tmp_path / "drafter")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    edit_json(
+        folder / "config.json",
+        dflash_config={**config["dflash_config"], "sample_from_anchor": True},
+    )
+    llm = LLM(pair[0], str(folder), dtype="float32")
+    with pytest.raises(EngineFailed, match="drafts too, which it may not know"):
+        others.settings_of(ENGINES["vllm-dflash"], llm, SpeedConfig())
+
+
 def test_our_own_server_by_url_gives_our_tokens(llm, pair):
     with running_server(LLM(*pair, dtype="float32")) as running:
         _, _, run = measure(llm, [f"{running.url}/v1"])

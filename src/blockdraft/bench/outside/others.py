@@ -122,7 +122,13 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
                 f"cannot be set up: {llm.drafter_folder} is no DFlash drafter; name one with "
                 "--drafter"
             )
-        num_draft_tokens = DraftConfig.from_dict(drafter).block_size - 1
+        drafter_config = DraftConfig.from_dict(drafter)
+        if drafter_config.drafts_from_anchor:
+            raise EngineFailed(
+                f"cannot be set up: the anchor's slot of {llm.drafter_folder} drafts too, which it "
+                "may not know; name another drafter with --drafter"
+            )
+        num_draft_tokens = drafter_config.num_drafted
     return {
         "method": engine.method,
         "target": str(llm.folder),
