@@ -33,7 +33,6 @@ from blockdraft.llm import LLM
 from tests.bench_fakes import FakeLLM
 from tests.command_line import refusal
 from tests.serving import running_server
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
 from tests.tiny_gguf import write_gguf
 
 WORKER = """
@@ -65,14 +64,8 @@ def fake(*arguments, **limits):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return str(tiny_target_folder(root)), str(tiny_drafter_folder(root))
-
-
-@pytest.fixture(scope="module")
-def llm(pair):
-    return LLM(*pair, dtype="float32")
+def llm(folders):
+    return LLM(*folders, dtype="float32")
 
 
 def wait_for_state(pid, *states):
@@ -233,7 +226,7 @@ class Altered:
 
 
 @pytest.mark.slow
-def test_transformers_in_a_process_gives_our_tokens(llm, pair):
+def test_transformers_in_a_process_gives_our_tokens(llm, folders):
     """Plain, with prompt lookup, with the target itself as its assistant; a planted fault shows."""
 
     def start(name, llm, config):
@@ -242,7 +235,7 @@ def test_transformers_in_a_process_gives_our_tokens(llm, pair):
         return others.start_engine(name, llm, config)
 
     names = ["transformers", "transformers-assisted", "altered"]
-    _, measurements, run = measure(llm, names, start, assistant=pair[0])
+    _, measurements, run = measure(llm, names, start, assistant=str(folders[0]))
     assert run["outside"]["altered"]["num_equal"] == 0
     for prompt in run["prompts"]:
         assert prompt["outside"]["altered"]["first_difference"] == 3
@@ -372,8 +365,8 @@ def test_an_engine_that_takes_our_drafter_needs_one():
         others.settings_of(ENGINES["vllm-dflash"], FakeLLM(drafter_folder=None), SpeedConfig())
 
 
-def test_our_own_server_by_url_gives_our_tokens(llm, pair):
-    with running_server(LLM(*pair, dtype="float32")) as running:
+def test_our_own_server_by_url_gives_our_tokens(llm, folders):
+    with running_server(LLM(*folders, dtype="float32")) as running:
         _, _, run = measure(llm, [f"{running.url}/v1"])
     (figures,) = run["outside"].values()
     assert (figures["num_answered"], figures["num_equal"]) == (3, 3), figures
@@ -487,8 +480,7 @@ def test_the_command_shows_engines_and_reasons(pair, tmp_path, monkeypatch):
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER.format(before="", each="pass"), encoding="utf-8")
     monkeypatch.setitem(ENGINES, "fake", OutsideEngine("fake", worker, "plain"))
-    options = ["--target", pair[0], "--drafter", pair[1], "--dtype", "float32", "--limit", "1"]
-    options += ["--max-tokens", "4", "--output", str(tmp_path / "speed.json")]
+    options = [*pair, "--limit", "1", "--max-tokens", "4", "--output", str(tmp_path / "speed.json")]
     options += ["--against", "fake,transformers-assisted"]
     result = CliRunner().invoke(app, ["bench", "speed", "--prompts", str(BUNDLED), *options])
     assert result.exit_code == 0, result.output

@@ -14,16 +14,8 @@ from blockdraft.diagnose.explain.round import CAUSES
 from blockdraft.diagnose.explain.run import Explanation
 from tests.command_line import refusal, run, run_json
 from tests.explain_sums import check_sums
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 SHORT = ["--max-tokens", 16, "--ignore-eos"]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    target, drafter = tiny_target_folder(root), tiny_drafter_folder(root)
-    return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
 
 
 def write_rows(path, *rows):
