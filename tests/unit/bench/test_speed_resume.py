@@ -20,6 +20,7 @@ from blockdraft.bench.workload import BenchPrompt, chosen
 from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, DiskError, RequestError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run
+from tests.rows import write_rows
 from tests.tiny import CONTEXT
 
 ROWS = [
@@ -38,7 +39,7 @@ def llm(folders):
 @pytest.fixture
 def arguments(pair, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    write_rows(prompts, ROWS)
     options = ["bench", "speed", "--prompts", prompts, *pair]
     options += ["--max-tokens", 8, "--no-transformers", "--whole-blocks"]
     options += ["--threads", 1]
