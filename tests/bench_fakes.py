@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from blockdraft.bench import decode
-from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.memory import Memory
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ContextTooLong
 from blockdraft.core.plan import NOTHING, Proposal
@@ -63,7 +63,7 @@ class FakeLLM:
             scheduler=SimpleNamespace(max_running=None),
             timer=PhaseTimer(clock=lambda: int(self.now * 1e9)),
             allocator=fake_allocator(),
-            target=SimpleNamespace(memory=Unlimited(), max_context=512),
+            target=SimpleNamespace(memory=Memory(), max_context=512),
             limits=SimpleNamespace(check_prompt=self._check_prompt),
         )
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from blockdraft.cache.memory import Memory, Unlimited
+from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.sequence import Row, Sequence
@@ -128,7 +128,7 @@ class TableTarget:
 
     def __init__(self, table: Tensor, max_context: int = 4096) -> None:
         self.table = table
-        self.memory: Memory = Unlimited()
+        self.memory: Memory = Memory()
         self.vocab_size: int = table.shape[-1]
         self.max_context = max_context
         self.cached: dict[int, list[int]] = {}

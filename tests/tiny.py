@@ -8,23 +8,11 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
+    AutoConfig,
+    AutoModelForCausalLM,
     GenerationConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
 
 from blockdraft.models.draft.config import (
@@ -58,7 +46,17 @@ TINY_SIZES = {
     "eos_token_id": None,
 }
 
-_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+_OWN_SIZES = {
+    "gemma3": {"sliding_window": 24, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    "mistral": {"sliding_window": 24},
+    "qwen3_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24},
+}
 
 TEXT_VOCAB_SIZE = 272
 """256 bytes, a few merges and the special tokens, rounded up."""
@@ -83,28 +81,11 @@ def tiny_target(
 
     `changes` are values of its config.
     """
-    sizes = {**TINY_SIZES, "vocab_size": vocab_size, **changes}
+    sizes = {**_OWN_SIZES.get(kind, {}), **TINY_SIZES, "vocab_size": vocab_size, **changes}
+    config = AutoConfig.for_model("gemma3_text" if kind == "gemma3" else kind, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if kind == "llama":
-            model = LlamaForCausalLM(LlamaConfig(**sizes))
-        elif kind == "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**sizes))
-        elif kind == "gemma3":
-            sliding = {"sliding_window": 24, "layer_types": ["sliding_attention"] * 3}
-            sliding["layer_types"] = [*sliding["layer_types"], "full_attention"]
-            model = Gemma3ForCausalLM(Gemma3TextConfig(**{**sliding, **sizes}))
-        elif kind == "qwen2":
-            model = Qwen2ForCausalLM(Qwen2Config(**sizes))
-        elif kind == "qwen3_moe":
-            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**_EXPERTS, "num_experts": 8, **sizes}))
-        elif kind == "mistral":
-            model = MistralForCausalLM(MistralConfig(**{"sliding_window": 24, **sizes}))
-        elif kind == "gpt_oss":
-            experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24}
-            model = GptOssForCausalLM(GptOssConfig(**{**experts, **sizes}))
-        else:
-            raise ValueError(kind)
+        model = AutoModelForCausalLM.from_config(config)
         randomize(model)
     if kind in MOE_KINDS and dtype == torch.float64:
         model.set_experts_implementation("eager")  # the default one has no float64

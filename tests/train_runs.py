@@ -1,7 +1,7 @@
 """What the tests of training runs share: random answers, small settings, the log."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from blockdraft.train import training_run
 from blockdraft.train.config import TrainConfig
+from tests.rows import write_rows
 from tests.tiny import tiny_target_folder
 
 Logged = list[dict[str, Any]]
@@ -28,12 +29,6 @@ def write_answers(path: Path, num: int, length: int = 30, seed: int = 0) -> Path
             | {"prompt_ids": prompt_ids, "response_ids": response_ids}
         )
     return write_rows(path, rows)
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """A JSONL file."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def small_config(folder: Path, **changes: Any) -> TrainConfig:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
+from blockdraft.core.errors import ModelError
 from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.acceptance import AcceptanceStats
@@ -29,6 +31,7 @@ from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.verify import TokenLogprobs
+from tests.fakes import OracleDrafter
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,14 @@ def check_drafted_equals_plain(
     drafted = generate(target, drafter, prompt_ids, params, known=plain.token_ids, **options)
     assert drafted == plain, _difference(drafted, plain)
     return drafted
+
+
+def check_fault_is_found(target: Any, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    """By the test at load, and by the comparison of drafted with plain output."""
+    with pytest.raises(ModelError, match="logits change with the number of rows"):
+        target.check_row_invariance()
+    with pytest.raises(AssertionError, match="drafted differs from plain"):
+        check_drafted_equals_plain(target, OracleDrafter(7), prompt_ids, params)
 
 
 def _difference(drafted: Generated, plain: Generated) -> str:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from blockdraft.cache.paged_kv import Int8KV
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.kernels.cpu import build as build_module
@@ -22,7 +21,7 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.base import Drafter
 from tests.crowd import run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter, OracleDrafter
-from tests.parity.checks import check_drafted_equals_plain
+from tests.parity.checks import check_drafted_equals_plain, check_fault_is_found
 from tests.parity.paged_checks import AMPLE, FEW, requests
 from tests.parity.targets import make_dflash
 from tests.parity.test_lossless_trees import TreeDrafter
@@ -160,20 +159,11 @@ def scales_shared_by_a_forward() -> Iterator[None]:
         yield
 
 
-def check_it_is_found() -> None:
-    """By the test at load, and by the comparison of drafted with plain output."""
-    target = int8_target()
-    with pytest.raises(ModelError, match="logits change with the number of rows"):
-        target.check_row_invariance()
-    with pytest.raises(AssertionError, match="drafted differs from plain"):
-        check_drafted_equals_plain(target, OracleDrafter(7), PROMPT, PARAMS["greedy"])
-
-
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("fault", [scales_of_another_row, scales_shared_by_a_forward])
 def test_a_planted_fault_is_found(fault: object) -> None:
     with fault():  # type: ignore[operator]
-        check_it_is_found()
+        check_fault_is_found(int8_target(), PROMPT, PARAMS["greedy"])
 
 
 @pytest.mark.slow
@@ -194,4 +184,4 @@ def test_a_planted_fault_of_the_kernels_is_found(
     monkeypatch.setenv(EXTRA_FLAGS, "-O0")  # it compiles in an eighth of the time
     kernels = Library(str(build()))
     monkeypatch.setattr("blockdraft.kernels.cpu.backend.library", lambda: kernels)
-    check_it_is_found()
+    check_fault_is_found(int8_target(), PROMPT, PARAMS["greedy"])

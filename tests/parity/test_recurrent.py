@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 
-from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.memory import Memory
 from blockdraft.cache.states import StateCache
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
@@ -96,7 +96,7 @@ def crowd_requests() -> list[Request]:
     return [Request(p, params[i % 2], arrival=2 * i) for i, p in enumerate(prompts)]
 
 
-class TightMemory(Unlimited):
+class TightMemory(Memory):
     """Room for so few tokens that somebody is preempted."""
 
     num_tokens = 80
@@ -133,13 +133,13 @@ def check_crowd(target: SequentialTarget) -> None:
     requests = crowd_requests()
     expected: list[Answer] = run_alone(target, requests)
     known = [answer.token_ids for answer in expected]
-    for memory in (Unlimited(), TightMemory()):
+    for memory in (Memory(), TightMemory()):
         target.memory = memory
         crowd = run_crowd(target, new_drafter(), requests, known=known, prefill_chunk=16)
         assert crowd.answers == expected
         assert crowd.engine.proposer.failures.num_failures == 0
         assert bool(crowd.engine.scheduler.num_preempted) == isinstance(memory, TightMemory)
-    target.memory = Unlimited()
+    target.memory = Memory()
 
     drafter = new_drafter()
     engine = Engine(target, drafter)

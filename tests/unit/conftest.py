@@ -16,6 +16,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tiny_target_folder(root), tiny_drafter_folder(root)
 
 
+@pytest.fixture(scope="module")
+def pair(folders: tuple[Path, Path]) -> list[str]:
+    """Both, as options of a command."""
+    return ["--target", str(folders[0]), "--drafter", str(folders[1]), "--dtype", "float32"]
+
+
 @pytest.fixture(scope="module", params=["paged", "sequential"])
 def llm(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> LLM:
     """Both, loaded: all sequences in one forward, or one after another."""

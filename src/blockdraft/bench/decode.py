@@ -3,7 +3,7 @@
 The one place where a measurement sets how deep to draft and how many requests run at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, cycle
@@ -84,6 +84,11 @@ class Run:
     def num_equal(self, reference: Sequence[tuple[int, ...]]) -> int:
         """How many outputs are those of a reference set, which is repeated as often as needed."""
         return sum(map(tuple.__eq__, self.outputs, cycle(reference)))
+
+
+def samples_of(runs: Iterable[Run]) -> list[TimedOutput]:
+    """The outputs of several runs, one after the other."""
+    return [sample for run in runs for sample in run.samples]
 
 
 def joined(runs: Sequence[Run]) -> Run:

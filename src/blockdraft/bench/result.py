@@ -18,7 +18,7 @@ from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
-    from blockdraft.measure.setting import Loaded
+    from blockdraft.measure.identity import LoadedTarget
 
 VERSION = 1
 """Of the layout of results; another one is not read."""
@@ -39,7 +39,9 @@ KINDS = (
 other kind has its command."""
 
 
-def describe_result(kind: str, llm: "Loaded", definitions: Mapping[str, str]) -> dict[str, Any]:
+def describe_result(
+    kind: str, llm: "LoadedTarget", definitions: Mapping[str, str]
+) -> dict[str, Any]:
     """The head of a result, to be asked for when everything has been measured."""
     from blockdraft.measure.setting import describe_setting
 

@@ -1,15 +1,18 @@
 """What the scheduler asks of the K/V memory."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 
-class Memory(Protocol):
-    """Room for the K/V of sequences, addressed by their keys."""
+class Memory:
+    """Room for the K/V of sequences, addressed by their keys.
+
+    This one has no limit: every sequence has its own K/V, and nothing is reused. See `Pages`.
+    """
 
     @property
     def num_tokens(self) -> int:
         """The most tokens that all sequences together can hold."""
+        return 2**62
 
     def open(
         self, key: int, token_ids: Sequence[int], *, with_context: bool, longest: int = 0
@@ -19,15 +22,19 @@ class Memory(Protocol):
         `with_context`: the drafter has the features of these tokens too. `longest`: the most tokens
         that it may ever have.
         """
+        return 0
 
     def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
         """How many first tokens `open` could take over from a sequence that has `other_ids`."""
+        return 0
 
     def reserve(self, key: int, num_tokens: int) -> bool:
         """Give a sequence room for so many tokens; False, and nothing changes, if there is none."""
+        return True
 
     def room(self, key: int) -> int:
         """Tokens that a sequence has room for."""
+        return self.num_tokens
 
     def trim(self, key: int, num_tokens: int) -> None:
         """Take back what a sequence has room for beyond so many tokens."""
@@ -40,39 +47,3 @@ class Memory(Protocol):
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
-
-
-class Unlimited:
-    """Every sequence has its own K/V, which grows as it likes; nothing is reused."""
-
-    num_tokens = 2**62
-
-    def open(
-        self, key: int, token_ids: Sequence[int], *, with_context: bool, longest: int = 0
-    ) -> int:
-        """See Memory.open."""
-        return 0
-
-    def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
-        """See Memory.num_shared."""
-        return 0
-
-    def reserve(self, key: int, num_tokens: int) -> bool:
-        """See Memory.reserve."""
-        return True
-
-    def room(self, key: int) -> int:
-        """See Memory.room."""
-        return self.num_tokens
-
-    def trim(self, key: int, num_tokens: int) -> None:
-        """See Memory.trim."""
-
-    def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
-        """See Memory.publish."""
-
-    def put_back(self, key: int) -> None:
-        """See Memory.put_back."""
-
-    def close(self, key: int) -> None:
-        """See Memory.close."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from blockdraft.cache.memory import Memory
+
 PAGE_SIZE = 64
 SCRATCH_PAGE = 0
 """Never given to a sequence: rows that only fill up a forward write there."""
@@ -60,7 +62,7 @@ class Borders(Protocol):
         """A sequence goes on behind the page of `digest`, with `num_tokens` tokens; None: anew."""
 
 
-class Pages:
+class Pages(Memory):
     """A fixed number of pages, shared by all sequences; a sequence is addressed by its key.
 
     With `reuse` off nothing enters the prefix chain. `on_forget` is told each page whose content

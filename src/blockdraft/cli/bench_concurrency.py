@@ -1,14 +1,13 @@
 """`blockdraft bench concurrency` and `blockdraft bench never-slower`."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
 from blockdraft.bench.sets import files_of
-from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.bench.workload import mixed_prompts
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
@@ -32,7 +31,6 @@ from blockdraft.cli.ledger_output import (
     check_waterfall,
     publish_ledgers,
 )
-from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
 from blockdraft.core.words import choice_of
 
@@ -99,17 +97,6 @@ def concurrency(
     check_waterfall(waterfall, with_ledger=ledger, inputs=inputs)
     llm_config = options.llm_config(ctx.params)
     check_before_loading(llm_config, output, inputs)
-    _measure_concurrency(llm_config, config, workload, output, waterfall, as_json)
-
-
-def _measure_concurrency(
-    llm_config: LLMConfig,
-    config: ConcurrencyConfig,
-    workload: list[BenchPrompt],
-    output: Path | None,
-    waterfall: Path | None,
-    as_json: bool,
-) -> None:
     chosen = mixed_prompts(workload, config.requests_per_point)
     llm = load_for_prompts(llm_config, chosen, [config.params])
     from rich.console import Console
@@ -188,17 +175,6 @@ def never_slower(
     )
     llm_config = options.llm_config(ctx.params)
     check_before_loading(llm_config, output, files_of(prompts, sets_folder))
-    _measure_never_slower(llm_config, config, workload, bad_drafter, output, as_json)
-
-
-def _measure_never_slower(
-    llm_config: LLMConfig,
-    config: NeverSlowerConfig,
-    workload: list[BenchPrompt],
-    bad_drafter: BadDrafter,
-    output: Path | None,
-    as_json: bool,
-) -> None:
     chosen = mixed_prompts(workload, config.requests_per_point)
     llm = load_for_prompts(llm_config, chosen, [config.params])
     baseline = options.load_llm(replace(llm_config, drafter=None))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockdraft.bench.config import ContextConfig
-from blockdraft.bench.context.prose import Prose, python_help, read_prose
+from blockdraft.bench.context.prose import python_help, read_prose
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
@@ -20,7 +20,6 @@ from blockdraft.cli.bench_output import (
     show_points,
 )
 from blockdraft.cli.interruption import says_how_to_go_on
-from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
 from blockdraft.core.words import counted
 
@@ -78,12 +77,7 @@ def context(
     prose = read_prose(text) if text else python_help()
     llm_config = options.llm_config(ctx.params)
     check_before_loading(llm_config, output, text)
-    _measure(llm_config, config, prose, output, as_json)
 
-
-def _measure(
-    llm_config: LLMConfig, config: ContextConfig, prose: Prose, output: Path | None, as_json: bool
-) -> None:
     def check(outline: "Outline") -> None:
         from blockdraft.bench.context.bench import check_text
 
@@ -109,8 +103,7 @@ def _measure(
         print(headline(llm))
         most = config.num_draft_tokens
         drafting = "adaptive drafting" if most is None else f"{counted(most, 'candidate')} a step"
-        tokens, passages = counted(config.max_tokens, "token"), counted(config.passages, "passage")
-        size = f"{tokens}, {passages} of {prose.source}"
+        size = f"{counted(max_tokens, 'token')}, {counted(passages, 'passage')} of {prose.source}"
         Console().print(report.context_table(f"greedy, {drafting}, {size}", rows))
         print(*report.clipped_lines(rows), report.CONTEXT_LEGEND, sep="\n")
     if llm_config.exact and not all(m.identical for m in measured):

@@ -22,13 +22,17 @@ NUM_SAMPLES = 64
 HEAD_BYTES = 2**20
 
 
+def hash_file(path: Path) -> str:
+    """SHA-256 of the content of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def hash_files(folder: Path, patterns: Iterable[str]) -> str:
     """SHA-256 over the names and contents of the files that match, in the order of their names."""
     digest = hashlib.sha256()
     for path in _matching(folder, patterns):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -75,29 +75,33 @@ class Work:
         return self
 
 
-class Recorder(Protocol):
-    """Takes notes of time and work. `NO_RECORDER` takes none, and costs nothing.
+_NOTHING = nullcontext()
+
+
+class Recorder:
+    """Takes notes of time and work. This one takes none, and costs nothing.
 
     Where work has to be counted first, ask `measures` before.
     """
 
-    measures: bool
+    measures = False
 
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         """Charge the time inside to a phase: `with recorder.phase("forward"): ...`. May nest."""
-        ...
+        return _NOTHING
 
     def add(self, line: Line, work: Work) -> None:
         """Count work."""
-        ...
 
     def count(self, verified: Iterable[str], kept: Iterable[str]) -> None:
         """Count candidates: the source of each that was verified, and of each that was kept."""
-        ...
 
     def hold(self, *, context: int, waiting: int) -> None:
         """Tokens in the draft context, and with features that wait to enter it, right now."""
-        ...
+
+
+NO_RECORDER = Recorder()
+"""The recorder of what is not measured."""
 
 
 @runtime_checkable
@@ -105,31 +109,3 @@ class Recorded(Protocol):
     """A target or drafter that tells a recorder what it does; the engine sets it."""
 
     recorder: Recorder
-
-
-_NOTHING = nullcontext()
-
-
-class NoRecorder:
-    """Takes no notes and holds nothing."""
-
-    __slots__ = ()
-
-    measures = False
-
-    def phase(self, name: Phase) -> AbstractContextManager[None]:
-        """A scope that does nothing."""
-        return _NOTHING
-
-    def add(self, line: Line, work: Work) -> None:
-        """Nothing is counted."""
-
-    def count(self, verified: Iterable[str], kept: Iterable[str]) -> None:
-        """Nothing is counted."""
-
-    def hold(self, *, context: int, waiting: int) -> None:
-        """Nothing is kept."""
-
-
-NO_RECORDER = NoRecorder()
-"""The recorder of what is not measured."""

@@ -234,11 +234,9 @@ def _packed(order: Iterable[int], lengths: Sequence[int], pack_len: int) -> list
     return rows
 
 
-def collate(
-    examples: Sequence[Example], device: torch.device | str = "cpu", width: int | None = None
-) -> Batch:
+def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
     """One example a row, see `collate_rows`."""
-    return collate_rows([[example] for example in examples], device, width)
+    return collate_rows([[example] for example in examples], device)
 
 
 def collate_rows(

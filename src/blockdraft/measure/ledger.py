@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from blockdraft.core.recorder import Line, Phase, Work
-from blockdraft.measure.phases import LINES, SPLITS, PhaseTotals, Timer
+from blockdraft.measure.phases import LINES, SPLITS, PhaseTimer, PhaseTotals
 from blockdraft.models.arithmetic import (
     Rates,
     context_bytes,
@@ -33,7 +33,7 @@ from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
 class Measurable(Protocol):
     """What is asked of an engine that is measured."""
 
-    timer: Timer
+    timer: PhaseTimer
 
     @property
     def target(self) -> Target:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Protocol, cast, get_args
+from typing import cast, get_args
 
 from blockdraft.core.recorder import Line, Phase, Recorder, Work
 
@@ -93,27 +93,7 @@ class PhaseTotals:
         self.most_waiting = max(self.most_waiting, other.most_waiting)
 
 
-class Timer(Recorder, Protocol):
-    """What the loop needs of a timer."""
-
-    @property
-    def step_seconds(self) -> Mapping[Phase, float]:
-        """Seconds of the phases that have ended in the step that runs, or in the last one."""
-        ...
-
-    def step(self) -> AbstractContextManager[None]:
-        """Time one step: `with timer.step(): ...`. Steps do not nest."""
-        ...
-
-    def take_totals(self) -> PhaseTotals:
-        """What has been measured since the last call, but not inside a step; counting begins anew.
-
-        A phase that is open is charged up to now, and goes on.
-        """
-        ...
-
-
-class PhaseTimer:
+class PhaseTimer(Recorder):
     """Times the phases. For one thread; a failed step counts like any other: its time has passed.
 
     measures: whether work is to be counted too, which costs more than the clock. clock:
@@ -144,7 +124,7 @@ class PhaseTimer:
 
     @property
     def step_seconds(self) -> Mapping[Phase, float]:
-        """See Timer; in the order of PHASES."""
+        """Of the phases that have ended in the step that runs, or in the last one; as PHASES."""
         return _in_seconds(self._step_ns)
 
     def phase(self, name: Phase) -> AbstractContextManager[None]:
@@ -194,7 +174,10 @@ class PhaseTimer:
                 )
 
     def take_totals(self) -> PhaseTotals:
-        """See Timer.take_totals."""
+        """What has been measured since the last call, but not inside a step; counting begins anew.
+
+        A phase that is open is charged up to now, and goes on.
+        """
         assert not self._in_step, "totals cannot be taken inside a step"
         self._charge()
         totals, self._totals = self._totals, PhaseTotals()

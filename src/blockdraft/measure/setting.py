@@ -1,23 +1,15 @@
 """What a measurement or a proof was made with: environment and resolved config."""
 
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from blockdraft.core.config import LLMConfig
+from blockdraft.measure.identity import LoadedTarget
 from blockdraft.measure.provenance import describe_environment
 
 
-class Loaded(Protocol):
-    """What is asked of a loaded pair."""
-
-    config: LLMConfig
-    dtype: torch.dtype
-    device: str
-
-
-def describe_setting(llm: Loaded) -> dict[str, Any]:
+def describe_setting(llm: LoadedTarget) -> dict[str, Any]:
     """Plain values for JSON: what is needed to repeat anything."""
     return {
         **describe_environment(),

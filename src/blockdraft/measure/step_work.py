@@ -1,35 +1,11 @@
-"""What the target computed in a step, and for what. No torch."""
+"""What the target computed in a step, and for what."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.recorder import Line, Recorder, Work
-
-
-class Committed(Protocol):
-    """What is asked of a StepOutput."""
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Committed tokens."""
-
-    @property
-    def num_accepted(self) -> int:
-        """The depth that the target agreed with, before any cut at a stop."""
-
-    @property
-    def num_siblings_kept(self) -> int:
-        """Of it, nodes that were not the first child of their parent."""
-
-    @property
-    def sources(self) -> Sequence[str]:
-        """Who proposed each verified candidate."""
-
-    @property
-    def kept_sources(self) -> Sequence[str]:
-        """Of them those that the target agreed with."""
+from blockdraft.speculate.commit import StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +37,7 @@ def rows_work(plan: ForwardPlan) -> list[RowWork]:
     ]
 
 
-def lines_of(rows: RowWork, output: Committed) -> dict[Line, int]:
+def lines_of(rows: RowWork, output: StepOutput) -> dict[Line, int]:
     """How many rows served what.
 
     A row gives the token behind it. Those of kept candidates are accepted, that of the target's own
@@ -82,7 +58,7 @@ def lines_of(rows: RowWork, output: Committed) -> dict[Line, int]:
 def record_step(
     recorder: Recorder,
     planned: Sequence[RowWork],
-    outputs: Sequence[Committed],
+    outputs: Sequence[StepOutput],
     num_forwards: int,
 ) -> None:
     """Count the work of a committed step; lines that share forwards share them by their rows."""

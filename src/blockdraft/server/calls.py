@@ -5,9 +5,10 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from blockdraft.server.shape import Toolbox
-from blockdraft.text.call_parsers import call_parser
-from blockdraft.text.tool_calls import Arguments, CallStart
+from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, ToolCallParser
 from blockdraft.text.tool_calls import Piece as Found
+from blockdraft.text.tools import JsonSyntax
+from blockdraft.text.xml_calls import XmlCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,12 @@ class CallFinder:
     """
 
     def __init__(self, toolbox: Toolbox, eos_ids: Set[int]) -> None:
-        self._parser = call_parser(toolbox.syntax, toolbox.callable_tools)
+        syntax, tools = toolbox.syntax, toolbox.callable_tools
+        self._parser: CallParser = (
+            ToolCallParser(syntax, [tool.name for tool in tools])
+            if isinstance(syntax, JsonSyntax)
+            else XmlCallParser(tools)
+        )
         # Where nothing but calls is allowed, text is what is left of one that was cut short.
         self._has_text = toolbox.choice.mode != "required"
         self._eos_ids = eos_ids

@@ -11,12 +11,12 @@ NGRAM = 8
 LOOP_SHARE = 0.7
 
 
-def distinct_ngram_share(token_ids: Sequence[int], n: int = NGRAM) -> float:
-    """Distinct n-grams over all n-grams; 1.0 for a sequence too short to hold two."""
-    total = len(token_ids) - n + 1
+def distinct_ngram_share(token_ids: Sequence[int]) -> float:
+    """Distinct 8-grams over all 8-grams; 1.0 for a sequence too short to hold two."""
+    total = len(token_ids) - NGRAM + 1
     if total < 2:
         return 1.0
-    return len({tuple(token_ids[i : i + n]) for i in range(total)}) / total
+    return len({tuple(token_ids[i : i + NGRAM]) for i in range(total)}) / total
 
 
 def loops(token_ids: Sequence[int]) -> bool:

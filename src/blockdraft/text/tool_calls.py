@@ -1,7 +1,7 @@
 """Tool calls in the text of an answer, parted from it while it is written."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from json import JSONDecoder
 from typing import Any, Literal
@@ -42,18 +42,54 @@ class Arguments:
 
 Piece = str | CallStart | Arguments
 
+
+class CallParser:
+    """Splits the text of one answer into text and calls; how it is cut is no matter.
+
+    `are_whole`: the arguments of all calls are JSON objects. A subclass has a step for each state,
+    which takes from what is held.
+    """
+
+    _state: str
+    _steps: Mapping[str, Callable[[], Iterable[Piece]]]
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_behind_call = False
+        self.are_whole = True
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text and return what is certain; its pieces in order."""
+        self._held += text
+        return [piece for piece in self._split() if piece]
+
+    def _split(self) -> Iterator[Piece]:
+        """Each step takes all that is certain, and goes on if another state takes over."""
+        before = None
+        while self._state != before:
+            before = self._state
+            yield from self._steps[before]()
+
+    def close(self, *, is_cut: bool = False) -> list[Piece]:
+        """No text follows: what was held back becomes certain.
+
+        is_cut: the model had not come to an end; what leads up to a call is no text then.
+        """
+        raise NotImplementedError
+
+
 _HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
 _SPACE = " \t\n\r"
 _OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + _SPACE)
 """Letters of JSON that stand outside its strings, beside braces and quotes."""
 
 
-class ToolCallParser:
+class ToolCallParser(CallParser):
     """Splits the text of one answer into text and calls.
 
     A call is one from where its arguments begin, if it names a known function; what was handed out
     of it by then cannot be taken back. So the arguments of a call may be no JSON, or lack their
-    end: `are_whole` tells. A call that is spelled in another order than the model was told comes
+    end. A call that is spelled in another order than the model was told comes
     when it is complete. Anything else stays text, word for word, and is handed out as soon as it
     cannot become a call. White space between calls is dropped. Without a begin, a call is at the
     start of the answer: then what begins with a brace is held back until it cannot be one. An
@@ -61,13 +97,13 @@ class ToolCallParser:
     """
 
     def __init__(self, syntax: JsonSyntax, names: Collection[str]) -> None:
+        super().__init__()
         self._begin, self._end = syntax.begin.strip(), syntax.end.strip()
         self._key = syntax.arguments_key
         self._head = re.compile(
             rf'\s*\{{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"{self._key}"\s*:\s*(?=\{{)'
         )
         self._names = frozenset(names)
-        self._held = ""
         self._state: Literal["text", "head", "arguments", "tail"] = (
             "text" if self._begin else "head"
         )
@@ -77,26 +113,15 @@ class ToolCallParser:
             "arguments": self._take_arguments,
             "tail": self._take_tail,
         }
-        self._is_behind_call = False
         self._gap = ""
         """White space between the last call and a begin, which is text if that begins none."""
         self._object = _JsonObject()
         """What stands behind a begin, or the arguments of the call that goes on."""
         self._num_read = 0
         """Characters behind the begin that the object has taken."""
-        self.are_whole = True
-        """False if the arguments of a call are no JSON, such as where the answer ends in them."""
-
-    def push(self, text: str) -> list[Piece]:
-        """Take more text and return what is certain; its pieces in order."""
-        self._held += text
-        return [piece for piece in self._split() if piece]
 
     def close(self, *, is_cut: bool = False) -> list[Piece]:
-        """No text follows: what was held back becomes certain.
-
-        is_cut: the model had not come to an end.
-        """
+        """See CallParser.close."""
         if self._state == "arguments":
             self.are_whole = False
         if self._state in ("arguments", "tail"):
@@ -115,13 +140,6 @@ class ToolCallParser:
             return self._held[:-num_held] if num_held > 1 else self._held
         is_half = self._begin or _HALF_BARE_CALL.match(self._held)
         return "" if is_half else self._held
-
-    def _split(self) -> Iterator[Piece]:
-        """Each step takes all that is certain, and goes on if another state takes over."""
-        before = None
-        while self._state != before:
-            before = self._state
-            yield from self._steps[before]()
 
     def _take_text(self) -> list[Piece]:
         """Text before the next begin, or as much of it as cannot become one."""

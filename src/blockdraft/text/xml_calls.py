@@ -12,12 +12,12 @@ A text stands there as it is, everything else as JSON; which of the two, the fun
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from blockdraft.text.json_types import schema_types, value_types
 from blockdraft.text.marks import num_begun
-from blockdraft.text.tool_calls import Arguments, CallStart, Piece, read_json
+from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece, read_json
 from blockdraft.text.tools import Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -30,7 +30,7 @@ _SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 """Python's words for these are common where JSON's are meant."""
 
 
-class XmlCallParser:
+class XmlCallParser(CallParser):
     """Splits the text of one answer into text and calls, as ToolCallParser does.
 
     A call is one from the tag with the name of a known function on; the tag around it may be left
@@ -39,33 +39,23 @@ class XmlCallParser:
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__()
         self._tools = {tool.name: tool for tool in tools}
-        self._held = ""
         self._state: Literal["text", "function", "parameter", "tail"] = "text"
-        self._steps: dict[str, Callable[[], Iterator[Piece]]] = {
+        self._steps = {
             "text": self._take_text,
             "function": self._take_function,
             "parameter": self._take_parameter,
             "tail": self._take_tail,
         }
-        self._is_behind_call = False
         self._tool: Tool | None = None
         self._num_parameters = 0
         self._types: frozenset[str] = frozenset()
         self._is_begun = False
         """The first letter of the parameter was seen: a newline before it is no part of it."""
-        self.are_whole = True
-
-    def push(self, text: str) -> list[Piece]:
-        """Take more text and return what is certain; its pieces in order."""
-        self._held += text
-        return list(self._split())
 
     def close(self, *, is_cut: bool = False) -> list[Piece]:
-        """No text follows: what was held back becomes certain.
-
-        is_cut: the model had not come to an end; what leads up to a call is no text then.
-        """
+        """See CallParser.close."""
         if self._state in ("function", "parameter"):
             self.are_whole = False
         if self._state != "text":
@@ -78,13 +68,6 @@ class XmlCallParser:
         if self._is_behind_call and not text.strip():
             return []
         return [text] if text else []
-
-    def _split(self) -> Iterator[Piece]:
-        """Each step takes all that is certain, and goes on if another state takes over."""
-        before = None
-        while self._state != before:
-            before = self._state
-            yield from self._steps[before]()
 
     def _take_text(self) -> Iterator[Piece]:
         """Text before the next call, or as much of it as cannot lead up to one."""

@@ -32,18 +32,11 @@ from blockdraft.core.errors import BlockdraftError, ConfigError, RequestError
 from blockdraft.core.plan import Proposal
 from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return str(tiny_target_folder(root)), str(tiny_drafter_folder(root))
-
-
-@pytest.fixture(scope="module")
-def llm(pair):
-    return LLM(*pair, dtype="float32")
+def llm(folders):
+    return LLM(*folders, dtype="float32")
 
 
 def stats(*committed):
@@ -185,9 +178,9 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm, m
         bench.run(prompts, SpeedConfig(max_tokens=6))
 
 
-def test_a_bench_needs_a_drafter(pair):
+def test_a_bench_needs_a_drafter(folders):
     with pytest.raises(ConfigError, match="no drafter"):
-        SpeedBench(LLM(pair[0], None, dtype="float32"))
+        SpeedBench(LLM(folders[0], None, dtype="float32"))
 
 
 @pytest.mark.parametrize("options", [{"max_tokens": 0}, {"temperature": -1.0}])
@@ -198,8 +191,8 @@ def test_bad_options_are_refused(options):
 
 def test_speed_writes_a_whole_report(pair, tmp_path):
     output = tmp_path / "report.json"
-    options = ["--target", pair[0], "--drafter", pair[1], "--dtype", "float32"]
-    options += ["--limit", "2", "--max-tokens", "6", "--no-transformers", "--output", str(output)]
+    options = [*pair, "--limit", "2", "--max-tokens", "6", "--no-transformers"]
+    options += ["--output", str(output)]
     result = CliRunner().invoke(app, ["bench", "speed", "--prompts", str(BUNDLED), *options])
     assert result.exit_code == 0, result.output
     report = json.loads(output.read_text(encoding="utf-8"))
@@ -222,8 +215,7 @@ def test_a_report_that_could_not_be_written_is_refused_at_once(tmp_path):
 
 def test_the_demo_fails_if_an_output_differs(pair, monkeypatch):
     monkeypatch.setattr(Measurement, "identical", property(lambda self: False))
-    options = ["--target", pair[0], "--drafter", pair[1], "--dtype", "float32"]
-    options += ["--per-kind", "1", "--max-tokens", "4", "--no-transformers", "--json"]
+    options = [*pair, "--per-kind", "1", "--max-tokens", "4", "--no-transformers", "--json"]
     result = CliRunner().invoke(app, ["bench", "demo", *options])
     assert result.exit_code == 1
     temperatures = [run["config"]["temperature"] for run in json.loads(result.stdout)["runs"]]

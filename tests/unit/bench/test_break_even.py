@@ -73,10 +73,9 @@ def test_a_share_outside_0_to_1_is_refused(share):
         BreakEvenConfig(force_acceptance=share)
 
 
-def test_the_command_says_that_only_times_count(folders, tmp_path):
+def test_the_command_says_that_only_times_count(pair, tmp_path):
     output = tmp_path / "report.json"
-    options = ["--target", folders[0], "--drafter", folders[1], "--dtype", "float32"]
-    options += ["--prompts", BUNDLED, "--limit", 2, "--max-tokens", 12, "--output", output]
+    options = [*pair, "--prompts", BUNDLED, "--limit", 2, "--max-tokens", 12, "--output", output]
     result = run("bench", "speed", *options, "--force-acceptance", 0)
     assert result.exit_code == 0, result.output
     assert "drafting pays from tau" in result.stdout

@@ -52,11 +52,6 @@ def shown(table):
     return console.file.getvalue()
 
 
-def options(folders):
-    target, drafter = folders
-    return ["--target", target, "--drafter", drafter, "--dtype", "float32"]
-
-
 def test_every_line_has_a_label():
     assert list(LINE_LABELS) == list(LINES)
 
@@ -159,12 +154,12 @@ def test_a_request_is_accounted_for_both_ways(llm):
     assert described["accounts"]["drafted"]["over_plain"]["break_even_tau"] > 0
 
 
-def test_generate_accounts_in_json_and_draws(folders, tmp_path):
+def test_generate_accounts_in_json_and_draws(pair, tmp_path):
     page = tmp_path / "waterfall.html"
     result = run_json(
         *("generate", "hello", "--max-tokens", 12, "--ignore-eos", "--ledger"),
         *("--waterfall", page),
-        *options(folders),
+        *pair,
     )
     assert len(result["token_ids"]) == 12
     accounts = result["ledger"]["accounts"]
@@ -176,8 +171,8 @@ def test_generate_accounts_in_json_and_draws(folders, tmp_path):
     assert page.read_text(encoding="utf-8").count("<svg") == 2 + 1  # the hatching is one too
 
 
-def test_generate_shows_a_table_beside_the_answer(folders):
-    result = run("generate", "hello", "--max-tokens", 8, "--ledger", *options(folders))
+def test_generate_shows_a_table_beside_the_answer(pair):
+    result = run("generate", "hello", "--max-tokens", 8, "--ledger", *pair)
     assert result.exit_code == 0, result.output
     assert "verify: bonus" in result.stderr
     assert "break-even tau" in result.stderr
@@ -186,10 +181,10 @@ def test_generate_shows_a_table_beside_the_answer(folders):
     assert result.stderr.index("tau ") < told < result.stderr.index("verify: bonus")
 
 
-def test_plain_decoding_has_a_ledger_without_a_comparison(folders):
+def test_plain_decoding_has_a_ledger_without_a_comparison(pair):
     result = run_json(
         *("generate", "hello", "--max-tokens", 8, "--ledger", "--num-draft-tokens", 0),
-        *options(folders),
+        *pair,
     )
     assert set(result["ledger"]["accounts"]) == {"plain"}
 
@@ -212,11 +207,11 @@ def prompts_file(tmp_path):
     return path
 
 
-def test_bench_speed_accounts_for_all_prompts_together(folders, tmp_path):
+def test_bench_speed_accounts_for_all_prompts_together(pair, tmp_path):
     report = run_json(
         *("bench", "speed", "--prompts", prompts_file(tmp_path), "--max-tokens", 8),
         *("--no-transformers", "--ledger"),
-        *options(folders),
+        *pair,
     )
     (one,) = report["runs"]
     accounts = one["ledger"]["accounts"]
@@ -226,12 +221,12 @@ def test_bench_speed_accounts_for_all_prompts_together(folders, tmp_path):
     without = run_json(
         *("bench", "speed", "--prompts", prompts_file(tmp_path), "--max-tokens", 8),
         "--no-transformers",
-        *options(folders),
+        *pair,
     )
     assert "ledger" not in without["runs"][0]
 
 
-def test_bench_concurrency_accounts_for_each_way_at_each_point(folders, tmp_path):
+def test_bench_concurrency_accounts_for_each_way_at_each_point(pair, tmp_path):
     page = tmp_path / "waterfall.html"
     result = run(
         *("bench", "concurrency", "--concurrency", "1,2", "--repeats", 2, "--max-tokens", 8),
@@ -245,7 +240,7 @@ def test_bench_concurrency_accounts_for_each_way_at_each_point(folders, tmp_path
             page,
         ),
         *("--output", tmp_path / "report.json"),
-        *options(folders),
+        *pair,
     )
     assert result.exit_code == 0, result.output
     assert result.stdout.count("break-even tau") == 4  # fixed and adaptive

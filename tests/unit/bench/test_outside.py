@@ -34,7 +34,7 @@ from blockdraft.llm import LLM
 from tests.bench_fakes import FakeLLM
 from tests.command_line import refusal
 from tests.serving import running_server
-from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
+from tests.tiny import edit_json
 from tests.tiny_gguf import write_gguf
 
 WORKER = """
@@ -66,14 +66,8 @@ def fake(*arguments, **limits):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return str(tiny_target_folder(root)), str(tiny_drafter_folder(root))
-
-
-@pytest.fixture(scope="module")
-def llm(pair):
-    return LLM(*pair, dtype="float32")
+def llm(folders):
+    return LLM(*folders, dtype="float32")
 
 
 def wait_for_state(pid, *states):
@@ -234,7 +228,7 @@ class Altered:
 
 
 @pytest.mark.slow
-def test_transformers_in_a_process_gives_our_tokens(llm, pair):
+def test_transformers_in_a_process_gives_our_tokens(llm, folders):
     """Plain, with prompt lookup, with the target itself as its assistant; a planted fault shows."""
 
     def start(name, llm, config):
@@ -243,7 +237,7 @@ def test_transformers_in_a_process_gives_our_tokens(llm, pair):
         return others.start_engine(name, llm, config)
 
     names = ["transformers", "transformers-assisted", "altered"]
-    _, measurements, run = measure(llm, names, start, assistant=pair[0])
+    _, measurements, run = measure(llm, names, start, assistant=str(folders[0]))
     assert run["outside"]["altered"]["num_equal"] == 0
     assert run["outside"]["transformers-assisted"]["as_its_plain"] == asdict(AsItsPlain(3, 3))
     assert run["outside"]["transformers"]["as_its_plain"] is None
@@ -386,28 +380,28 @@ def test_an_engine_that_takes_our_drafter_needs_one():
         others.settings_of(ENGINES["vllm-dflash"], FakeLLM(drafter_folder=None), SpeedConfig())
 
 
-def test_the_size_of_a_block_may_stand_among_the_drafters_own_keys(pair, tmp_path):
-    folder = shutil.copytree(pair[1], tmp_path / "drafter")
+def test_the_size_of_a_block_may_stand_among_the_drafters_own_keys(folders, tmp_path):
+    folder = shutil.copytree(folders[1], tmp_path / "drafter")
     edit_json(folder / "config.json", block_size=None)
-    llm = LLM(pair[0], str(folder), dtype="float32")
+    llm = LLM(folders[0], str(folder), dtype="float32")
     told = others.settings_of(ENGINES["llama.cpp-dflash"], llm, SpeedConfig())
     assert (told["num_draft_tokens"], told["drafter"]) == (5, str(folder))
 
 
-def test_a_block_whose_anchor_drafts_is_not_given_to_others(pair, tmp_path):
-    folder = shutil.copytree(pair[1], tmp_path / "drafter")
+def test_a_block_whose_anchor_drafts_is_not_given_to_others(folders, tmp_path):
+    folder = shutil.copytree(folders[1], tmp_path / "drafter")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     edit_json(
         folder / "config.json",
         dflash_config={**config["dflash_config"], "sample_from_anchor": True},
     )
-    llm = LLM(pair[0], str(folder), dtype="float32")
+    llm = LLM(folders[0], str(folder), dtype="float32")
     with pytest.raises(EngineFailed, match="drafts too, which it may not know"):
         others.settings_of(ENGINES["vllm-dflash"], llm, SpeedConfig())
 
 
-def test_our_own_server_by_url_gives_our_tokens(llm, pair):
-    with running_server(LLM(*pair, dtype="float32")) as running:
+def test_our_own_server_by_url_gives_our_tokens(llm, folders):
+    with running_server(LLM(*folders, dtype="float32")) as running:
         _, _, run = measure(llm, [f"{running.url}/v1"])
     (figures,) = run["outside"].values()
     assert (figures["num_answered"], figures["num_equal"]) == (3, 3), figures
@@ -521,8 +515,7 @@ def test_the_command_shows_engines_and_reasons(pair, tmp_path, monkeypatch):
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER.format(before="", each="pass"), encoding="utf-8")
     monkeypatch.setitem(ENGINES, "fake", OutsideEngine("fake", worker, "plain"))
-    options = ["--target", pair[0], "--drafter", pair[1], "--dtype", "float32", "--limit", "1"]
-    options += ["--max-tokens", "4", "--output", str(tmp_path / "speed.json")]
+    options = [*pair, "--limit", "1", "--max-tokens", "4", "--output", str(tmp_path / "speed.json")]
     options += ["--against", "fake,transformers-assisted"]
     result = CliRunner().invoke(app, ["bench", "speed", "--prompts", str(BUNDLED), *options])
     assert result.exit_code == 0, result.output

@@ -25,6 +25,7 @@ from blockdraft.bench.result import read_result
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from tests.bench_results import pareto_values, speed_values
+from tests.rows import write_rows
 
 OUTPUT_LEN = 1001
 TOKEN = 0.001
@@ -204,10 +205,7 @@ def test_a_burst_takes_more_replicas_than_its_mean(curve, tmp_path):
     result = read_result(curve)
     path = tmp_path / "arrivals.jsonl"
     bursts = [100.0 * burst + 0.01 * i for burst in range(20) for i in range(20)]
-    path.write_text(
-        "".join(json.dumps({"at": at, "output_tokens": 41}) + "\n" for at in bursts),
-        encoding="utf-8",
-    )
+    write_rows(path, [{"at": at, "output_tokens": 41} for at in bursts])
     traffic = read_traffic(path, None)
     assert traffic.requests_per_second == pytest.approx(0.2, rel=0.06)
     row = make_plan(result, traffic, Goal(first_token_seconds=8.0), None)[0]
@@ -218,10 +216,7 @@ def test_a_burst_takes_more_replicas_than_its_mean(curve, tmp_path):
 def test_a_record_is_played_as_it_is_whatever_its_name(curve, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Path("independent.jsonl")
-    path.write_text(
-        "".join(json.dumps({"at": 9 * i, "output_tokens": 41}) + "\n" for i in range(3)),
-        encoding="utf-8",
-    )
+    write_rows(path, [{"at": 9 * i, "output_tokens": 41} for i in range(3)])
     for module in (replicas, traffic):
         monkeypatch.setattr(module, "poisson_arrivals", lambda *_: pytest.fail("drew requests"))
     row = make_plan(read_result(curve), read_traffic(path, None), Goal(first_token_seconds=9), 1)[0]

@@ -1,6 +1,5 @@
 """Sets of prompts by name."""
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,22 +16,15 @@ from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
 from blockdraft.text.tools import parse_tools
 from tests.command_line import refusal, run, run_json
+from tests.rows import write_rows
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 
-def write(path, *rows):
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text, encoding="utf-8")
-    return path
-
-
 def test_a_set_is_read_from_the_users_folder(tmp_path):
-    write(tmp_path / "gsm8k_test.jsonl.gz", {"id": "1", "category": "math", "turns": ["two?"]})
-    write(tmp_path / "bfcl_v4.jsonl", {"id": "2", "category": "tool-simple", "turns": ["area?"]})
-    own = write(tmp_path / "own.jsonl", {"prompt": "left out"}, {"prompt": "mine"})
+    math, tool = {"id": "1", "category": "math"}, {"id": "2", "category": "tool-simple"}
+    write_rows(tmp_path / "gsm8k_test.jsonl.gz", [math | {"turns": ["two?"]}])
+    write_rows(tmp_path / "bfcl_v4.jsonl", [tool | {"turns": ["area?"]}])
+    own = write_rows(tmp_path / "own.jsonl", [{"prompt": "left out"}, {"prompt": "mine"}])
     assert read_prompts([Path("gsm8k"), Path("bfcl"), own], tmp_path, 1) == [
         BenchPrompt("1", "gsm8k", "two?" + BOXED_LINE),
         BenchPrompt("2", "tool-simple", "area?"),
@@ -57,13 +49,12 @@ BFCL_TOOL = {
 
 def test_tools_are_read_in_openais_form_and_in_that_of_bfcl(tmp_path):
     declared = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    path = write(
-        tmp_path / "tools.jsonl",
+    rows = [
         {"prompt": "area?", "system": "Be brief.", "tools": [BFCL_TOOL, "only.a.name"]},
         {"prompt": "f?", "tools": [declared]},
         {"prompt": "named", "tools": ["only.a.name"]},
-    )
-    area, own, named = read_workload(path)
+    ]
+    area, own, named = read_workload(write_rows(tmp_path / "tools.jsonl", rows))
     assert area.system == "Be brief."
     (tool,) = parse_tools(area.tools)
     assert tool.name == "math_area"
@@ -78,8 +69,8 @@ def test_tools_are_read_in_openais_form_and_in_that_of_bfcl(tmp_path):
 
 
 def test_a_prompt_is_asked_with_its_system_text_and_tools(tmp_path):
-    path = write(tmp_path / "p.jsonl", {"prompt": "area?", "system": "S.", "tools": [BFCL_TOOL]})
-    (prompt,) = read_workload(path)
+    rows = [{"prompt": "area?", "system": "S.", "tools": [BFCL_TOOL]}]
+    (prompt,) = read_workload(write_rows(tmp_path / "p.jsonl", rows))
     tokenizer = load_tokenizer(tiny_target_folder(tmp_path))
 
     def asked(one):
@@ -104,7 +95,8 @@ def test_a_prompt_is_asked_with_its_system_text_and_tools(tmp_path):
 
 def test_thinking_is_switched_on_and_off_and_listed(tmp_path):
     folder, drafter = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path)
-    path, output = write(tmp_path / "p.jsonl", {"prompt": "the abc"}), tmp_path / "speed.json"
+    path = write_rows(tmp_path / "p.jsonl", [{"prompt": "the abc"}])
+    output = tmp_path / "speed.json"
     options = ["bench", "speed", "--prompts", path, "--target", folder, "--drafter", drafter]
     options += ["--dtype", "float32", "--max-tokens", 4, "--no-transformers", "--output", output]
     assert "no such switch" in refusal(*options, "--thinking", "on")
@@ -130,7 +122,7 @@ def test_thinking_is_switched_on_and_off_and_listed(tmp_path):
 
 def test_a_file_goes_before_a_set_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "gsm8k", {"prompt": "mine"})
+    write_rows(tmp_path / "gsm8k", [{"prompt": "mine"}])
     assert [prompt.text for prompt in read_prompts([Path("gsm8k")], None, None)] == ["mine"]
 
 
@@ -141,7 +133,7 @@ def test_what_is_missing_is_named(tmp_path):
         read_prompts([Path("gsm8k")], None, None)
     with pytest.raises(ConfigError, match=r"holds neither mbpp_sanitized_test\.jsonl nor"):
         read_prompts([Path("mbpp")], tmp_path, None)
-    write(tmp_path / "aime25.jsonl")
+    write_rows(tmp_path / "aime25.jsonl", [])
     with pytest.raises(ConfigError, match=r"aime25\.jsonl holds no prompts"):
         read_prompts([Path("aime25")], tmp_path, None)
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,8 @@ from blockdraft.bench.workload import BenchPrompt, chosen
 from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, DiskError, RequestError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run
-from tests.tiny import CONTEXT, tiny_drafter_folder, tiny_target_folder
+from tests.rows import write_rows
+from tests.tiny import CONTEXT
 
 ROWS = [
     {"id": "a", "category": "talk", "turns": ["the abc", "and then?", "why"]},
@@ -32,22 +32,16 @@ TURNS = [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("c", 1)]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return str(tiny_target_folder(root)), str(tiny_drafter_folder(root))
-
-
-@pytest.fixture(scope="module")
-def llm(pair):
-    return LLM(*pair, dtype="float32", adaptive=False)
+def llm(folders):
+    return LLM(*folders, dtype="float32", adaptive=False)
 
 
 @pytest.fixture
 def arguments(pair, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    options = ["bench", "speed", "--prompts", prompts, "--target", pair[0], "--drafter", pair[1]]
-    options += ["--dtype", "float32", "--max-tokens", 8, "--no-transformers", "--whole-blocks"]
+    write_rows(prompts, ROWS)
+    options = ["bench", "speed", "--prompts", prompts, *pair]
+    options += ["--max-tokens", 8, "--no-transformers", "--whole-blocks"]
     options += ["--threads", 1]
     return [*options, "--output", tmp_path / "speed.json"]
 
@@ -144,7 +138,7 @@ def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path):
         journal.write({"run": 0})
 
 
-def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, pair):
+def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, folders):
     with monkeypatch.context() as patch:
         interrupt_at(patch, 2)
         run(*arguments)
@@ -152,7 +146,7 @@ def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, pair):
         patch.setattr("torch.get_num_threads", lambda: 2)
         said = refusal(*arguments)
     assert "is of a run with --threads 1, and now there are 2; give --threads 1, delete it" in said
-    weights = Path(pair[1]) / "model.safetensors"
+    weights = folders[1] / "model.safetensors"
     before = weights.read_bytes()
     weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     try:

@@ -27,20 +27,13 @@ from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 CONFIG = TrafficConfig(requests_per_second=500.0, num_requests=12, concurrency=3, max_tokens=24)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return str(tiny_target_folder(root)), str(tiny_drafter_folder(root))
-
-
-@pytest.fixture(scope="module")
-def llm(pair):
-    return LLM(*pair, dtype="float32")
+def llm(folders):
+    return LLM(*folders, dtype="float32")
 
 
 def test_traffic_is_drawn_by_its_seed():
@@ -136,8 +129,8 @@ def test_a_different_output_is_counted(llm):
 def arguments(pair, tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "the abc"}\n{"prompt": "ab the ab"}\n', encoding="utf-8")
-    options = ["bench", "traffic", "--prompts", prompts, "--target", pair[0], "--drafter", pair[1]]
-    options += ["--dtype", "float32", "--requests-per-second", 200, "--requests", 8]
+    options = ["bench", "traffic", "--prompts", prompts, *pair]
+    options += ["--requests-per-second", 200, "--requests", 8]
     options += ["--threads", 1]
     return [*options, "--max-tokens", 12, "--output", tmp_path / "traffic.json"]
 

@@ -21,13 +21,6 @@ from tests.command_line import refusal, run, run_json
 from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    target, drafter = tiny_target_folder(root), tiny_drafter_folder(root)
-    return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
-
-
 @pytest.mark.parametrize("command", ["generate", "explain"])
 def test_standard_input_that_is_no_text_is_refused(command):
     assert "bytes that are not UTF-8" in refusal(command, "-", input=b"caf\xe9")

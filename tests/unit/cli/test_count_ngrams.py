@@ -8,6 +8,7 @@ from blockdraft.models.draft.checkpoint import write_provenance
 from blockdraft.speculate.drafters import ngram_table
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
 from tests.command_line import refusal, run, run_json
+from tests.rows import write_rows
 from tests.tiny import tiny_drafter_folder
 
 
@@ -34,7 +35,7 @@ def test_it_is_said_where_not_all_answers_are_counted(tmp_path: Path, monkeypatc
         {"id": str(number), "set": "s", "prompt_ids": [1, number], "response_ids": [3, 4, 5]}
         for number in range(3)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     folder = tiny_drafter_folder(tmp_path)
     for most, said in ((18, False), (12, True)):
         monkeypatch.setattr(ngram_table, "MAX_COUNTED", most)

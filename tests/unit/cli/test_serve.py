@@ -16,14 +16,6 @@ from blockdraft.core.errors import MISTAKE
 from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from tests.serving import PATIENCE, chat_body
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    target, drafter = tiny_target_folder(root), tiny_drafter_folder(root)
-    return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
 
 
 def refusal(*arguments, **options):

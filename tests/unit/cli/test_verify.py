@@ -6,26 +6,19 @@ import pytest
 
 from blockdraft.core.errors import NO, UNDECIDED
 from tests.command_line import refusal, run, run_json
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return tiny_target_folder(root), tiny_drafter_folder(root)
+def target(folders):
+    return ["--target", str(folders[0]), "--dtype", "float32"]
 
 
 @pytest.fixture(scope="module")
-def target(pair):
-    return ["--target", str(pair[0]), "--dtype", "float32"]
-
-
-@pytest.fixture(scope="module")
-def answer(pair, target, tmp_path_factory):
+def answer(pair, tmp_path_factory):
     """Two samples, drafted."""
     path = tmp_path_factory.mktemp("answer") / "answer.json"
     options = ["--temperature", 1, "--n", 2, "--max-tokens", 12, "--ignore-eos", "--seed", 3]
-    result = run("generate", *target, "--drafter", pair[1], *options, "--receipt", path, "the abc")
+    result = run("generate", *pair, *options, "--receipt", path, "the abc")
     assert result.exit_code == 0, result.output
     return path
 
@@ -103,7 +96,7 @@ def test_exactness_that_is_off_on_both_sides_is_no_difference(answer, target, tm
 
 
 def test_comparing_times_the_audit_beside_decoding(pair, answer, target):
-    found = run_json("verify", *target, "--drafter", pair[1], answer, "--compare")
+    found = run_json("verify", *pair, answer, "--compare")
     for one in found["answers"]:
         times = one["compare"]
         for way in ("plain", "drafted"):
@@ -115,7 +108,7 @@ def test_comparing_times_the_audit_beside_decoding(pair, answer, target):
     assert "drafted decoding" not in result.stdout
 
 
-def test_a_single_answer_is_one_object_and_json_output_has_it_too(pair, target, tmp_path):
+def test_a_single_answer_is_one_object_and_json_output_has_it_too(target, tmp_path):
     path = tmp_path / "one.json"
     options = ["--max-tokens", 5, "--ignore-eos", "--seed", 1, "--receipt", path]
     found = run_json("generate", *target, "--drafter", "none", *options, "the abc")

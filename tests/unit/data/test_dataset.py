@@ -1,8 +1,6 @@
 """Reading, filtering, splitting and ordering of answers."""
 
 import dataclasses
-import gzip
-import json
 import logging
 
 import pytest
@@ -19,6 +17,7 @@ from blockdraft.data.dataset import (
 )
 from blockdraft.data.holding_out import base_name
 from blockdraft.data.store import Example
+from tests.rows import write_rows
 
 
 def row(number: int, response: list[int], **changes: object) -> dict[str, object]:
@@ -26,23 +25,14 @@ def row(number: int, response: list[int], **changes: object) -> dict[str, object
     return base | {"response_ids": response} | changes
 
 
-def write(path, rows):
-    text = "".join(json.dumps(r) + "\n" for r in rows)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text, encoding="utf-8")
-    return path
-
-
 def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     good = list(range(10, 40))
-    plain = write(
+    plain = write_rows(
         tmp_path / "a.jsonl",
         [row(0, good), row(1, good[:7]), row(2, good, finish="loop"), row(3, [5, 6] * 40)],
     )
-    zipped = write(tmp_path / "b.jsonl.gz", [row(4, good)])
+    zipped = write_rows(tmp_path / "b.jsonl.gz", [row(4, good)])
     examples = read_examples([plain, zipped], min_response_len=8, max_len=20)
     assert [e.id for e in examples] == ["p0", "p4"]
     assert [len(e) for e in examples] == [20, 20]
@@ -52,14 +42,14 @@ def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path, caplog
 
 
 def test_a_row_that_is_still_being_written_is_left_out(tmp_path):
-    path = write(tmp_path / "a.jsonl", [row(0, list(range(30)))])
+    path = write_rows(tmp_path / "a.jsonl", [row(0, list(range(30)))])
     with path.open("a", encoding="utf-8") as file:
         file.write('{"id": "half')
     assert len(read_examples([path], min_response_len=8, max_len=99)) == 1
 
 
 def test_a_last_row_without_a_lines_end_counts(tmp_path):
-    path = write(tmp_path / "a.jsonl", [row(0, list(range(30))), row(1, list(range(9, 40)))])
+    path = write_rows(tmp_path / "a.jsonl", [row(0, list(range(30))), row(1, list(range(9, 40)))])
     path.write_text(path.read_text(encoding="utf-8").rstrip(), encoding="utf-8")
     assert len(read_examples([path], min_response_len=8, max_len=99)) == 2
 
@@ -89,8 +79,8 @@ def test_repeated_answers_of_several_files_are_left_out(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     good = list(range(10, 40))
     files = [
-        write(tmp_path / "a.jsonl", [row(0, good), row(1, good[:20])]),
-        write(tmp_path / "b.jsonl", [row(0, good, id="p9"), row(1, good[:20]), row(1, good)]),
+        write_rows(tmp_path / "a.jsonl", [row(0, good), row(1, good[:20])]),
+        write_rows(tmp_path / "b.jsonl", [row(0, good, id="p9"), row(1, good[:20]), row(1, good)]),
     ]
     examples = read_examples(files, min_response_len=8, max_len=99)
     assert [(e.id, len(e)) for e in examples] == [("p0", 33), ("p1", 23), ("p1", 33)]

@@ -11,6 +11,7 @@ from blockdraft.core.errors import DISK_FAILED
 from blockdraft.data.answers import LOOP_CHECK_EVERY, Job
 from blockdraft.data.engine_answers import EngineWriter
 from blockdraft.data.shards import read_manifest
+from tests.rows import write_rows
 from tests.tiny import tiny_target, tiny_target_folder
 
 
@@ -73,11 +74,7 @@ def data(folder, output, *options):
 
 
 def prompts_of(tmp_path, num):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(num)), encoding="utf-8"
-    )
-    return path
+    return write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(num)])
 
 
 def ids_in(output):

@@ -1,6 +1,5 @@
 """Prompts of files and of data sets: what a row may be, and which prompts are the same."""
 
-import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,13 +12,13 @@ from blockdraft.data.gathering import gather_prompts
 from blockdraft.data.generate import generate_data
 from blockdraft.data.prompts import Prompt, distinct, read_prompts
 from blockdraft.data.shards import read_manifest, read_rows
+from tests.rows import write_rows
 from tests.tiny import tiny_target_folder
 
 
 def write(path, rows):
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_prompt_of_messages_is_a_chat(tmp_path):
     told, asked = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}
     rows = [{"prompt": [told, asked]}, {"turns": ["How?"], "prompt": [asked]}, {"prompt": "Who?"}]
     path = tmp_path / "trl.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_rows(path, rows)
     found = [(prompt.system, prompt.text) for prompt in read_prompts(path)]
     assert found == [("Be brief.", "Why?"), (None, "How?"), (None, "Who?")]
 

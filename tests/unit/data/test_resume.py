@@ -22,8 +22,8 @@ from blockdraft.data.generate import generate_data
 from blockdraft.data.history import is_answered
 from blockdraft.data.shards import read_manifest, read_rows, write_manifest
 from blockdraft.train.texts import are_written
+from tests.rows import write_rows
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE, tiny_target_folder
-from tests.train_runs import write_rows
 
 
 @pytest.fixture(scope="module")

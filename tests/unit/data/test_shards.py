@@ -23,8 +23,9 @@ from blockdraft.data.shards import (
 )
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.train.trainer import train
+from tests.rows import write_rows
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_target_folder
-from tests.train_runs import small_config, write_rows
+from tests.train_runs import small_config
 
 
 @pytest.fixture(scope="module")

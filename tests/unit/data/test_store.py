@@ -12,7 +12,8 @@ from blockdraft.data.dataset import epoch_batches, read_examples, split_held_out
 from blockdraft.data.holding_out import draw_of
 from blockdraft.data.identity import texts_sha256
 from blockdraft.data.store import CHUNK, Example, TextStore
-from tests.train_runs import write_answers, write_rows
+from tests.rows import write_rows
+from tests.train_runs import write_answers
 
 
 def some_examples(num=300):

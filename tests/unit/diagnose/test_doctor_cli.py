@@ -17,11 +17,6 @@ def folders(tmp_path_factory):
     return write_pair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture(scope="module")
-def pair(folders):
-    return ["--target", folders[0], "--drafter", folders[1], "--dtype", "float32"]
-
-
 def test_a_pair_in_order_exits_with_0(pair):
     result = run("doctor", *pair)
     assert result.exit_code == 0, result.output

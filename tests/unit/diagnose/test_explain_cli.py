@@ -1,7 +1,6 @@
 """`blockdraft explain`, and `generate` with what was drafted: what is printed, what is refused."""
 
 import gc
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,21 +13,9 @@ from blockdraft.diagnose.explain.round import CAUSES
 from blockdraft.diagnose.explain.run import Explanation
 from tests.command_line import refusal, run, run_json
 from tests.explain_sums import check_sums
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
+from tests.rows import write_rows
 
 SHORT = ["--max-tokens", 16, "--ignore-eos"]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    target, drafter = tiny_target_folder(root), tiny_drafter_folder(root)
-    return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
-
-
-def write_rows(path, *rows):
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def test_a_prompt_that_is_certainly_too_long_is_refused_before_it_is_tokenized(pair, tmp_path):
@@ -132,7 +119,7 @@ def test_many_prompts_are_grouped_and_shown_with_examples(pair, tmp_path):
         {"id": "c", "category": "code", "prompt": "x = 1"},
         {"prompt": "what kind is this?"},
     ]
-    path, page = write_rows(tmp_path / "p.jsonl", *rows), tmp_path / "page.html"
+    path, page = write_rows(tmp_path / "p.jsonl", rows), tmp_path / "page.html"
     result = run("explain", *pair, *SHORT, "--prompts", path, "--html", page)
     assert result.exit_code == 0, result.output
     for part in ("by kind of prompt", "math", "code", "mostly", "examples"):
@@ -153,7 +140,7 @@ def test_many_prompts_are_grouped_and_shown_with_examples(pair, tmp_path):
 
 def test_rounds_are_not_kept_where_nothing_shows_them(pair, tmp_path, monkeypatch):
     rows = [{"id": str(number), "prompt": "the abc"} for number in range(5)]
-    path, alive, real = write_rows(tmp_path / "p.jsonl", *rows), [], report_module.explain_all
+    path, alive, real = write_rows(tmp_path / "p.jsonl", rows), [], report_module.explain_all
 
     def counted(*args, **options):
         for one in real(*args, **options):
@@ -189,7 +176,7 @@ def test_causes_add_up_to_the_rejections_of_the_rounds(pair, tmp_path, sampling)
         for category, text in texts.items()
         for end in ("", "!", "\n")
     ]
-    path = write_rows(tmp_path / "p.jsonl", *rows)
+    path = write_rows(tmp_path / "p.jsonl", rows)
     report = run_json("explain", *pair, *SHORT, *sampling, "--prompts", path)
     assert len(report["groups"]) == len(texts)
     assert check_sums(report) > len(rows)
@@ -206,7 +193,7 @@ def test_a_rejection_that_is_not_counted_is_noticed(pair):
 
 def test_what_looks_like_markup_is_shown_as_it_is(pair, tmp_path):
     rows = [{"category": name, "prompt": "the abc"} for name in ("[bold]", "[/b]")]
-    result = run("explain", *pair, *SHORT, "--prompts", write_rows(tmp_path / "p.jsonl", *rows))
+    result = run("explain", *pair, *SHORT, "--prompts", write_rows(tmp_path / "p.jsonl", rows))
     assert result.exit_code == 0, result.output
     for name in ("[bold]", "[/b]"):
         assert f"\n{name} " in result.stdout
@@ -226,9 +213,8 @@ def test_bad_lines_are_all_named(pair, tmp_path):
 
 
 def test_questions_are_read_with_names_and_categories(tmp_path):
-    path = write_rows(
-        tmp_path / "p.jsonl", {"prompt": "a", "category": 7, "id": 8}, {"prompt": "b"}
-    )
+    rows = [{"prompt": "a", "category": 7, "id": 8}, {"prompt": "b"}]
+    path = write_rows(tmp_path / "p.jsonl", rows)
     first, second = read_questions(path)
     assert (first.id, first.category, first.text) == ("8", "7", "a")
     assert (second.id, second.category) == ("2", None)

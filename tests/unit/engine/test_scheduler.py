@@ -8,7 +8,7 @@ import pytest
 
 from blockdraft.allocation.allocator import Allocator
 from blockdraft.allocation.policy import VerifyAll
-from blockdraft.cache.memory import Memory, Unlimited
+from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import NOTHING
 from blockdraft.core.request import SamplingParams
@@ -36,7 +36,7 @@ def make_scheduler(
     release: Callable[[Sequence], None] | None = None,
     **changes: Any,
 ) -> Scheduler:
-    memory = memory or Unlimited()
+    memory = memory or Memory()
     options = {"max_running": 2, "prefill_chunk": 4, "model_depth": 7, "model_kind": "dflash"}
 
     def close(sequence: Sequence) -> None:
@@ -183,7 +183,7 @@ def test_what_is_reused_must_hold_the_draft_context_only_if_there_is_one() -> No
     ):
         opened: list[bool] = []
 
-        class Noting(Unlimited):
+        class Noting(Memory):
             def open(
                 self,
                 key: int,

@@ -3,7 +3,7 @@
 import pytest
 
 from blockdraft.cache import pages as pages_module
-from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence
@@ -66,7 +66,7 @@ def test_what_is_shared_is_whole_pages(first, second, expected):
     first, second = list(first), list(second)
     assert Pages(9).num_shared(second, first) == expected
     assert Pages(9, reuse=False).num_shared(second, first) == 0
-    assert Unlimited().num_shared(second, first) == 0
+    assert Memory().num_shared(second, first) == 0
 
 
 def test_what_is_shared_is_what_is_taken_over():
@@ -89,7 +89,7 @@ def test_samples_of_one_prompt_compute_it_once(draft_context):
     scheduler.memory.check_integrity()
 
 
-@pytest.mark.parametrize("memory", [Unlimited, lambda: Pages(100, reuse=False)])
+@pytest.mark.parametrize("memory", [Memory, lambda: Pages(100, reuse=False)])
 def test_nobody_waits_where_nothing_is_reused(memory):
     scheduler = make_scheduler(memory())
     for key in range(2):

@@ -27,7 +27,7 @@ from blockdraft.proof.page import make_page
 from blockdraft.proof.prove import Proof
 from blockdraft.proof.replay import compare, read_certificate, settings_of
 from blockdraft.proof.summary import sections
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
+from tests.tiny import tiny_drafter_folder
 
 CORPUS = [
     {"id": "a", "kind": "short", "prompt": "the abc <|end|> & <td class='x'>"},
@@ -47,17 +47,6 @@ def small(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(
         command, "QUICK", command.QUICK | {"max_tokens": 10, "num_draws": 800, "num_settings": 2}
     )
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return tiny_target_folder(root), tiny_drafter_folder(root)
-
-
-@pytest.fixture
-def pair(folders):
-    return ["--target", str(folders[0]), "--drafter", str(folders[1]), "--dtype", "float32"]
 
 
 def prove(*arguments):

@@ -28,17 +28,6 @@ PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm(folders):
-    return load_llm(folders, max_concurrency=4)
-
-
-@pytest.fixture(scope="module")
-def server(llm):
-    with running_server(llm) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def other(folders):
     """Another LLM of the same pair, to compare with while the first one serves."""
     return load_llm(folders)

@@ -5,17 +5,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 import tests.serve.clients.schemathesis_hooks  # noqa: F401  mends half of them, to be answered
-from tests.serving import running_server
-from tests.small_llm import load_llm
 
 # The most are made up for a route whose requests have a body; others have hardly any to choose.
 QUICK, LONG = 6, 300
-
-
-@pytest.fixture(scope="module")
-def server(folders):
-    with running_server(load_llm(folders, max_concurrency=4)) as running:
-        yield running
 
 
 def statuses_of(operation, mode, num):

@@ -40,11 +40,6 @@ VLLM_NAMES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def llm(folders):
-    return load_llm(folders, max_concurrency=4)
-
-
 def scrape(server):
     """The value of each sample by its name and labels other than the model's."""
     text = server.client.get("/metrics").text

@@ -8,22 +8,10 @@ from blockdraft import ConfigError
 from blockdraft.server.address import Names, is_loopback, url_of
 from blockdraft.server.config import ServeConfig
 from tests.serving import chat_body, error_of, running_server
-from tests.small_llm import load_llm
 
 CHAT = "/v1/chat/completions"
 GETS = ["/", "/page/page.js", "/metrics", "/v1/models", "/openapi.json", "/health", "/version"]
 PAGE = "http://page.example"
-
-
-@pytest.fixture(scope="module")
-def llm(folders):
-    return load_llm(folders, max_concurrency=4)
-
-
-@pytest.fixture(scope="module")
-def server(llm):
-    with running_server(llm) as running:
-        yield running
 
 
 def post(server, **headers):

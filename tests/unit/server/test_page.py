@@ -10,24 +10,12 @@ from blockdraft.measure.step_report import Pace
 from blockdraft.server import web
 from blockdraft.text.kinds import KINDS
 from tests.serving import chat_body, error_of, running_server
-from tests.small_llm import load_llm
 
 CHAT = "/v1/chat/completions"
 ROUNDS = {"include_usage": True, "include_rounds": True}
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "src" / "blockdraft" / "server" / "page"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
-
-
-@pytest.fixture(scope="module")
-def llm(folders):
-    return load_llm(folders, max_concurrency=4)
-
-
-@pytest.fixture(scope="module")
-def server(llm):
-    with running_server(llm) as running:
-        yield running
 
 
 def rounds_of(events, index=0):

@@ -4,23 +4,11 @@ import pytest
 
 from blockdraft import SamplingParams
 from blockdraft.core.errors import RequestError
-from tests.serving import chat_body, error_of, running_server
-from tests.small_llm import load_llm
+from tests.serving import chat_body, error_of
 from tests.sources import num_accepted_by
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def llm(folders):
-    return load_llm(folders, max_concurrency=4)
-
-
-@pytest.fixture(scope="module")
-def server(llm):
-    with running_server(llm) as running:
-        yield running
 
 
 def details(answer):

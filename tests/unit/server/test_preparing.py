@@ -15,17 +15,11 @@ from blockdraft import Grammar, RequestError
 from blockdraft.server.app import MAX_CHARACTERS, MAX_IDS
 from blockdraft.server.preparing import MAX_GRAMMAR
 from tests.serving import PATIENCE, chat_body, error_of, running_server, wait_until
-from tests.small_llm import load_llm
 from tests.tiny import CONTEXT
 
 CHAT = "/v1/chat/completions"
 SLOW = "made slow"
 KEYS = ("one", "other", "third")
-
-
-@pytest.fixture(scope="module")
-def llm(folders):
-    return load_llm(folders, max_concurrency=4)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from blockdraft.core.receipt import read_answers
 from blockdraft.server.receipts import Receipts
-from tests.serving import PATIENCE, chat_body, error_of, running_server
+from tests.serving import PATIENCE, chat_body, error_of
 from tests.small_llm import load_llm
 
 CHAT = "/v1/chat/completions"
@@ -17,12 +17,6 @@ RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 SAMPLED = {"temperature": 1.0, "n": 2, "top_k": 50, "presence_penalty": 0.5, "stop": ["zz"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def server(folders):
-    with running_server(load_llm(folders, max_concurrency=4)) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from blockdraft.server.json_route import (
 from blockdraft.server.messages_api.schema import MessagesRequest
 from blockdraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from blockdraft.server.responses_api.schema import ResponsesRequest
-from tests.serving import PATIENCE, chat_body, error_of, running_server
-from tests.small_llm import load_llm
+from tests.serving import PATIENCE, chat_body, error_of
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE
 
 JSON = {"content-type": "application/json"}
@@ -31,12 +30,6 @@ READS_ANY_DEPTH = sys.version_info >= (3, 14)
 """Of a body that does not count as too large."""
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def server(folders):
-    with running_server(load_llm(folders, max_concurrency=4)) as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,7 @@
 import jsonschema
 import pytest
 
-from tests.serving import chat_body, running_server
-from tests.small_llm import load_llm
+from tests.serving import chat_body
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -28,12 +27,6 @@ ANSWERS = [
     ("/ready", None),
     ("/version", None),
 ]
-
-
-@pytest.fixture(scope="module")
-def server(folders):
-    with running_server(load_llm(folders, max_concurrency=4)) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -33,12 +33,6 @@ def folders(tmp_path_factory):
     return tiny_target_folder(root, max_position_embeddings=4096), tiny_drafter_folder(root)
 
 
-@pytest.fixture(scope="module")
-def server(folders):
-    with running_server(load_llm(folders, max_concurrency=4)) as running:
-        yield running
-
-
 def as_format(name):
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMAS[name]}}
 

@@ -23,14 +23,9 @@ from blockdraft.server.guard import Traffic
 from blockdraft.server.responses import EventStream
 from blockdraft.server.run import DrainingServer, serve
 from tests.serving import PATIENCE, chat_body, error_of, read_events, running_server, wait_until
-from tests.small_llm import assert_nothing_left, load_llm
+from tests.small_llm import assert_nothing_left
 
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def llm(folders):
-    return load_llm(folders, max_concurrency=4)
 
 
 class Gate:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.memory import Memory
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.request import SamplingParams
@@ -31,7 +31,7 @@ GRAMMAR = Grammar.regex("a")
 TRUTH = [3, 5, 7, 9, 11]
 
 
-class Recorder(Unlimited):
+class Recorder(Memory):
     """A target with its memory, and a drafter, that write down what commit tells them."""
 
     kind = "recorder"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import write_rows
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 from tools.experiments import compare_ways
 
@@ -17,7 +18,7 @@ ROWS = [
 @pytest.fixture
 def arguments(tmp_path):
     prompts = tmp_path / "talk.jsonl"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    write_rows(prompts, ROWS)
     drafter = f"drafter={tiny_drafter_folder(tmp_path)},adaptive=false,lookup=false"
     options = ["--way", f"chain: {drafter},num_draft_tokens=3,draft_depth=3"]
     options += ["--way", f"tree: {drafter},num_draft_tokens=7,draft_depth=3"]

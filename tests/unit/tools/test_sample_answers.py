@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import read_examples
 from blockdraft.text.tokenizer import load_tokenizer
+from tests.rows import write_rows
 from tests.tiny import tiny_target, tiny_target_folder
 from tools import sample_answers
 
@@ -82,7 +83,7 @@ def test_groups_hold_each_prompt_once_and_fit_the_room(tmp_path: Path) -> None:
         for number, ids in enumerate([*prompts(40), *prompts(3)])
     ]
     path = tmp_path / "answers.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     known = sample_answers._prompts([path])
     found = sample_answers.groups(known, 60, 4)
     longest = [max(len(own.prompt_ids) for own in group) for group in found]

@@ -30,6 +30,7 @@ from blockdraft.train.report import MAX_POINTS, NUM_COLORS, write_report
 from blockdraft.train.run_log import LOG, append_log, forget_after, read_log
 from blockdraft.train.trainer import train
 from blockdraft.train.training_run import TrainResult
+from tests.rows import write_rows
 from tests.tiny import TEXT_VOCAB_SIZE
 from tests.train_runs import small_config
 
@@ -95,9 +96,7 @@ def test_a_plan_of_answers_to_come_times_texts_of_their_length(config, monkeypat
         return part
 
     monkeypatch.setattr(Batches, "draw", drawn)
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(40)), encoding="utf-8"
-    )
+    write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(40)])
     config = dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1)
     path = run_file(tmp_path / "run.toml", config, data=[])
     with path.open("a", encoding="utf-8") as file:
@@ -175,9 +174,7 @@ def test_an_untrained_drafter_has_the_final_layout(config, tmp_path):
 
 
 def test_an_untrained_drafter_does_not_wait_for_answers(config, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(16)), encoding="utf-8"
-    )
+    write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(16)])
     path = run_file(
         tmp_path / "run.toml",
         dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1, draft_vocabulary=40),
@@ -191,9 +188,7 @@ def test_an_untrained_drafter_does_not_wait_for_answers(config, tmp_path):
 
 
 def test_from_prompts_to_a_working_pair(config, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(16)), encoding="utf-8"
-    )
+    write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(16)])
     path = run_file(
         tmp_path / "run.toml",
         dataclasses.replace(
@@ -239,9 +234,7 @@ def test_before_and_after_are_of_one_kind(capsys):
 def test_a_plan_before_the_answers_counts_turns_samples_and_limits(config, tmp_path):
     rows = [{"turns": ["one", "two"]}, {"turns": ["three"]}]
     rows += [{"prompt": f"say {n}"} for n in range(8)]
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
-    )
+    write_rows(tmp_path / "prompts.jsonl", rows)
     config = dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1)
     path = run_file(tmp_path / "run.toml", config)
     with path.open("a", encoding="utf-8") as file:
@@ -329,7 +322,7 @@ def test_the_page_stays_small_and_safe(tmp_path):
             "speedup": {"all": 1.5},
         },
     )
-    (folder / LOG).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(folder / LOG, rows)
     text = write_report(folder).read_text(encoding="utf-8")
     assert "<b>" not in text
     assert "a&lt;" in text

@@ -28,7 +28,8 @@ from blockdraft.train.kinds.table import drafter_shape, load_trained
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import serving
-from tests.train_runs import broken_off, logged, small_config, write_rows
+from tests.rows import write_rows
+from tests.train_runs import broken_off, logged, small_config
 
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, MambaConfig
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
+from tests.rows import write_rows
 from tests.tiny import (
     LAYER_IDS,
     TEXT_VOCAB_SIZE,
@@ -37,11 +38,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def prompts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(4)), encoding="utf-8"
-    )
-    return path
+    return write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(4)])
 
 
 def shapeless_target(folder, kind):

@@ -1,11 +1,11 @@
 """The page of a run: its axes and tables can be read, whatever has been measured so far."""
 
-import json
 import re
 
 import pytest
 
 from blockdraft.train.report import write_report
+from tests.rows import write_rows
 
 
 def evaluation(step, tau, marginal, real):
@@ -29,7 +29,7 @@ def evaluation(step, tau, marginal, real):
     ],
 )
 def test_the_labels_of_an_axis_differ_and_are_short(tmp_path, rows):
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "log.jsonl", rows)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     charts = page.split("<figure>")[1:]
     assert len(charts) >= 4
@@ -41,7 +41,7 @@ def test_the_labels_of_an_axis_differ_and_are_short(tmp_path, rows):
 
 def test_every_column_has_a_name(tmp_path):
     rows = [evaluation(0, 1.0, 1.0, 1.0), evaluation(9, 2.0, 2.0, 2.0)]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "log.jsonl", rows)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert all(re.findall(r'<th scope="col">(.*?)</th>', page))
     assert page.count(">kept<") == 1

@@ -21,6 +21,7 @@ from blockdraft.train.optimizer import DraftOptimizer, Float32Muon
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
 from blockdraft.train.untrained import write_untrained
+from tests.rows import write_rows
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_drafter, tiny_target_folder
 from tests.train_runs import small_config
 
@@ -104,7 +105,7 @@ def test_the_averages_are_what_is_saved(config):
 def answer(tmp_path, prompts, *options):
     """`blockdraft data` on rows; returns the folder of answers."""
     path, output = tmp_path / "prompts.jsonl", tmp_path / "out"
-    path.write_text("".join(json.dumps(row) + "\n" for row in prompts), encoding="utf-8")
+    write_rows(path, prompts)
     arguments = ["data", "--target", tmp_path / "llama-target", "--output", output]
     arguments += ["--prompts", path, "--max-tokens", 4, "--max-prompt-tokens", 400, *options]
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -149,7 +150,7 @@ def test_no_answers_to_prompts_of_the_bundled_benchmark(tmp_path):
 def test_a_run_asks_no_prompts_of_the_bundled_benchmark(config, tmp_path):
     path = tmp_path / "prompts.jsonl"
     rows = [{"prompt": benchmark_prompt()}, *({"prompt": f"say {n}"} for n in range(4))]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     config = dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1)
     values = config.to_dict().items()
     settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]

@@ -28,6 +28,7 @@ from blockdraft.train.run_state import RunClock
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import RealDecoding, TrueTau, prompts_to_decode, serving
 from tests.parity.checks import generate_plain
+from tests.rows import write_rows
 from tests.tiny import (
     CONTEXT,
     LAYER_IDS,
@@ -37,7 +38,7 @@ from tests.tiny import (
     tiny_target,
     tiny_target_folder,
 )
-from tests.train_runs import logged, small_config, write_rows
+from tests.train_runs import logged, small_config
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from blockdraft.bench.decode import (
     Way,
     check_drafts,
     fixed,
+    samples_of,
 )
 from blockdraft.bench.ledger.accounts import Account, merge_totals
 from blockdraft.bench.load.repeats import OnRepeat, RepeatJournal, encode_named, measure_repeats
@@ -29,7 +30,6 @@ from blockdraft.bench.measures import (
     total_acceptance,
     without_loops,
 )
-from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.core.grouping import grouped
 from blockdraft.llm import LLM
@@ -187,8 +187,8 @@ def _by_point(runs: Sequence[PointRun]) -> dict[int, dict[Way, list[PointRun]]]:
 
 def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigures:
     """Figures of one way at one point; both lists have one run a repeat."""
-    runs = [measured.run for measured in group]
-    samples, plain_samples = _samples(group), _samples(plain)
+    runs, plain_runs = ([measured.run for measured in own] for own in (group, plain))
+    samples, plain_samples = samples_of(runs), samples_of(plain_runs)
     prompts = [prompt for measured in group for prompt in measured.prompts]
     acceptance = total_acceptance(samples)
     is_alone = group[0].concurrency == 1
@@ -198,7 +198,7 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         tokens_per_second=spread_of([run.tokens_per_second for run in runs]),
         tokens_per_second_per_user=spread_of([run.tokens_per_second_per_user for run in runs]),
         speedup_over_plain=ratios(
-            [run.tokens_per_second for run in runs], [m.run.tokens_per_second for m in plain]
+            [run.tokens_per_second for run in runs], [run.tokens_per_second for run in plain_runs]
         ),
         mean_decoding=sum(s.decode_seconds for s in samples) / sum(r.wall_seconds for r in runs),
         acceptance_length=acceptance.acceptance_length,
@@ -211,7 +211,3 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         measures=measures_of(samples, plain_samples, prompts, with_bands=is_alone),
         without_loops=without_loops(samples, plain_samples, prompts, with_bands=is_alone),
     )
-
-
-def _samples(group: Sequence[PointRun]) -> list[TimedOutput]:
-    return [sample for measured in group for sample in measured.run.samples]

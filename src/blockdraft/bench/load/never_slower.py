@@ -10,6 +10,7 @@ from blockdraft.bench.decode import (
     Decoder,
     Run,
     check_drafts,
+    samples_of,
 )
 from blockdraft.bench.load.repeats import OnRepeat, RepeatJournal, encode_named, measure_repeats
 from blockdraft.bench.measures import MEASURES, Spread, defined, spread_of, total_acceptance
@@ -126,7 +127,7 @@ def pair_figures(pairs: Sequence[Pair]) -> list[PairFigures]:
 
 def _figures(group: Sequence[Pair]) -> PairFigures:
     adaptive, plain = [p.adaptive for p in group], [p.no_drafter for p in group]
-    acceptance = total_acceptance([sample for run in adaptive for sample in run.samples])
+    acceptance = total_acceptance(samples_of(adaptive))
     seconds = min(sum(run.wall_seconds for run in runs) for runs in (adaptive, plain))
     ratio = spread_of([pair.ratio for pair in group])
     slowdown, limit = 1 / ratio.median, MOST_SLOWDOWN + LEARNING_SECONDS / seconds

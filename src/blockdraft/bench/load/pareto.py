@@ -17,6 +17,7 @@ from blockdraft.bench.decode import (
     Side,
     Way,
     check_drafts,
+    samples_of,
 )
 from blockdraft.bench.load.curve import Curve, CurvePoint, Reading, interactivity_at, throughput_at
 from blockdraft.bench.load.repeats import (
@@ -37,7 +38,6 @@ from blockdraft.bench.measures import (
     spread_of,
     without_loops,
 )
-from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.core.grouping import grouped
 from blockdraft.hub.catalog import display_name
@@ -172,7 +172,7 @@ def _point(
 ) -> ParetoPoint:
     runs = [repeat.runs[way] for repeat in group]
     plain = [repeat.runs[PLAIN.name] for repeat in group]
-    samples, plain_samples = _samples(runs), _samples(plain)
+    samples, plain_samples = samples_of(runs), samples_of(plain)
     prompts = [prompt for repeat in group for prompt in repeat.prompts]
     is_alone = concurrency == 1
     return ParetoPoint(
@@ -190,10 +190,6 @@ def _point(
         measures=measures_of(samples, plain_samples, prompts, with_bands=is_alone),
         without_loops=without_loops(samples, plain_samples, prompts, with_bands=is_alone),
     )
-
-
-def _samples(runs: Sequence[Run]) -> list[TimedOutput]:
-    return [sample for run in runs for sample in run.samples]
 
 
 def readings(repeats: Sequence[Repeat]) -> tuple[list[CurveReading], list[CurveReading]]:

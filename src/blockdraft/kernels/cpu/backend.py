@@ -74,6 +74,8 @@ def _with_kernels(kernels: Library, dtype: torch.dtype) -> "NativeBackend":
 class NativeBackend(OneDnnBackend):
     """See the module."""
 
+    reads_pages = True
+
     def __init__(self, kernels: Library, dtype: torch.dtype) -> None:
         super().__init__(dtype)
         self._kernels = kernels
@@ -88,11 +90,6 @@ class NativeBackend(OneDnnBackend):
     def multiplies_groups(self) -> bool:
         """See Backend.multiplies_groups."""
         return bool(self._kernels.group_panel())
-
-    @property
-    def reads_pages(self) -> bool:
-        """See Backend.reads_pages."""
-        return True
 
     def attends_over(self, head_dim: int) -> bool:
         """See Backend.attends_over."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.cuda.ops import Seen, attention
-from blockdraft.kernels.interface import KVPages, PagedTables, Rotation, Scoring, Span, WholeLayer
+from blockdraft.kernels.interface import KVPages, PagedAttention, PagedTables, Scoring, Span
 from blockdraft.kernels.tables import TableEntries
 
 
@@ -46,7 +46,7 @@ class RowTables:
         return OverPages(self._slots, Seen(filled, self._tables))
 
 
-class OverPages:
+class OverPages(PagedAttention):
     """See PagedAttention."""
 
     def __init__(self, slots: Tensor, seen: Seen) -> None:
@@ -59,14 +59,3 @@ class OverPages:
         kv.write(layer, self._slots, key, value)
         keys, values = kv.pools[layer].flatten(2, 3).unbind()
         return attention(query, keys, values, self._seen, scoring)
-
-    def run_layer(
-        self,
-        whole: WholeLayer,
-        kv: KVPages,
-        layer: int,
-        hidden: Tensor,
-        rotation: Rotation,
-        scoring: Scoring,
-    ) -> None:
-        """None: there is no whole layer."""

@@ -68,6 +68,10 @@ class TritonBackend(TorchBackend):
 
     known: ClassVar[frozenset[torch.dtype]] = frozenset(ONE)
     """The precisions that there are kernels for."""
+    packs = True
+    """See Backend.packs: layers that are fused have their weights side by side."""
+    reads_pages = True
+    takes_int8_pages = False
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device | str, *, one_tile: bool = False
@@ -82,21 +86,6 @@ class TritonBackend(TorchBackend):
     def has_many_tiles(self) -> bool:
         """Whether products of few rows have other tiles than those of many."""
         return self._tiles.are_many
-
-    @property
-    def packs(self) -> bool:
-        """See Backend.packs: layers that are fused have their weights side by side."""
-        return True
-
-    @property
-    def reads_pages(self) -> bool:
-        """See Backend.reads_pages."""
-        return True
-
-    @property
-    def takes_int8_pages(self) -> bool:
-        """See Backend.takes_int8_pages."""
-        return False
 
     @property
     def rule(self) -> RowRule:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.grouping import grouped
-from blockdraft.kernels.interface import TILE, KVPages, Rotation, Scoring, Span, WholeLayer
+from blockdraft.kernels.interface import TILE, KVPages, PagedAttention, Scoring, Span
 from blockdraft.kernels.tables import even_tables
 from blockdraft.kernels.torch.rules import row_rule
 from blockdraft.kernels.torch.vectors import in_whole_vectors
@@ -124,7 +124,7 @@ class GroupedRows:
         return GroupedAttention(self, ranges)
 
 
-class GroupedAttention:
+class GroupedAttention(PagedAttention):
     """Attention group by group, over copies of their pages; see PagedAttention."""
 
     def __init__(self, rows: GroupedRows, ranges: Tensor) -> None:
@@ -161,17 +161,6 @@ class GroupedAttention:
             output[group.rows.flatten()] = found.flatten(0, 1)
         assert output is not None
         return output
-
-    def run_layer(
-        self,
-        whole: WholeLayer,
-        kv: KVPages,
-        layer: int,
-        hidden: Tensor,
-        rotation: Rotation,
-        scoring: Scoring,
-    ) -> None:
-        """None: there is no whole layer."""
 
 
 class Group:

@@ -7,21 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.kernels.interface import (
-    HeadParts,
+    Backend,
     KVPages,
     Largest,
-    LayerParts,
-    LayerStack,
     Linear,
     PagedRows,
-    PagedTables,
     Rotation,
     RowRule,
     Scoring,
     Span,
-    WholeLayer,
 )
-from blockdraft.kernels.recurrence_interface import Recurrence, RecurrentStep
 from blockdraft.kernels.torch.attention import GroupedRows, grouped_attention
 from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.kernels.torch.int8 import Int8Linear
@@ -43,54 +38,16 @@ class TorchLinear:
         return F.linear(x, self._weight, self._bias)
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """torch's operations in one precision, on any device."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
     @property
-    def in_hardware(self) -> bool:
-        """See Backend.in_hardware; taken for granted."""
-        return True
-
-    @property
-    def packs(self) -> bool:
-        """See Backend.packs."""
-        return False
-
-    @property
-    def multiplies_int8(self) -> bool:
-        """See Backend.multiplies_int8."""
-        return False
-
-    @property
-    def multiplies_groups(self) -> bool:
-        """See Backend.multiplies_groups."""
-        return False
-
-    @property
-    def reads_pages(self) -> bool:
-        """See Backend.reads_pages."""
-        return False
-
-    @property
-    def takes_int8_pages(self) -> bool:
-        """See Backend.takes_int8_pages: a copy of them is in the model's type."""
-        return True
-
-    @property
     def rule(self) -> RowRule:
         """See Backend.rule."""
         return row_rule(self.dtype)
-
-    def attends_over(self, head_dim: int) -> bool:
-        """Heads of any size."""
-        return True
-
-    def gates(self, activation: object) -> bool:
-        """See Backend.gates."""
-        return False
 
     def linear(self, weight: AnyWeight, bias: Tensor | None = None) -> Linear:
         """See Backend.linear."""
@@ -148,10 +105,6 @@ class TorchBackend:
         """See Backend.paged_rows."""
         return GroupedRows(spans, slots, row_multiple)
 
-    def rows_of_tables(self, slots: Tensor, tables: PagedTables) -> PagedRows | None:
-        """None: pages are copied in groups of spans."""
-        return None
-
     def largest(self, scores: Tensor, num: int) -> Largest:
         """See Backend.largest."""
         # Always: to ask first whether there is a NaN would be another wait for a card.
@@ -171,23 +124,3 @@ class TorchBackend:
         keys = keys * cos + keys.roll(keys.shape[-1] // 2, dims=-1) * signed_sin
         for layer in range(projected.shape[1]):
             kv.write(layer, slots, keys[:, layer].transpose(0, 1), values[:, layer].transpose(0, 1))
-
-    def recurrent_step(self, rule: Recurrence) -> RecurrentStep | None:
-        """None: torch's operations on few values would have bits that depend on their number."""
-        return None
-
-    def layer(self, parts: LayerParts) -> WholeLayer | None:
-        """None: torch has no whole layers."""
-        return None
-
-    def stack(
-        self,
-        layers: Sequence[WholeLayer],
-        kv: KVPages,
-        scorings: Sequence[Scoring],
-        kinds: Sequence[int],
-        kept: Sequence[int],
-        head: HeadParts | None = None,
-    ) -> LayerStack | None:
-        """None: torch has no whole layers."""
-        return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blockdraft.cache.kv import KVCache, SlotKV
-from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.memory import Memory
 from blockdraft.cache.states import StateCache
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.models.attention.exact import EXACT_ATTENTION, STOCK_ATTENTION
@@ -34,7 +34,7 @@ class SequentialTarget(TransformersTarget):
         super().__init__(model, attention, layer_ids=layer_ids, exact=exact)
         self._cache_argument = cache_argument(model)
         self.takes_trees = not is_recurrent(model)
-        self.memory = Unlimited()
+        self.memory = Memory()
         self._caches: dict[int, KVCache] = {}
         self._node_kv: dict[int, dict[int, SlotKV]] = {}
         """Of the trees of the last forward, until commit says which path stays."""

@@ -40,27 +40,25 @@ class DrafterShape:
 
 
 class TrainedDrafter(Protocol):
-    """A drafter in training."""
+    """A drafter in training; what is not left open here is what most kinds do.
 
-    @property
-    def model(self) -> nn.Module:
-        """Its parameters that want a gradient are trained."""
+    model: its parameters that want a gradient are trained. feature_layers: of the target; () if it
+    reads none. num_slots: tokens that it guesses behind an anchor: s.
+    """
 
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Of the target; () if it reads none."""
-
-    @property
-    def num_slots(self) -> int:
-        """Tokens that it guesses behind an anchor: s."""
+    model: nn.Module
+    feature_layers: tuple[int, ...]
+    num_slots: int
 
     @property
     def candidate_selector(self) -> CandidateSelector | None:
         """Of DFlash 2, which has a loss of its own."""
+        return None
 
     def describe(self) -> dict[str, Any]:
         """Its shape as JSON values."""
-        ...
+        config: Any = self.model.config
+        return dict(config.to_dict())
 
     def limit_vocabulary(self, token_ids: Sequence[int] | None) -> None:
         """Let it guess these tokens only, or all."""
@@ -68,7 +66,7 @@ class TrainedDrafter(Protocol):
 
     def draw(self, anchors: Anchors, generator: torch.Generator) -> Anchors:
         """Decide what else is random in the blocks of these anchors."""
-        ...
+        return anchors
 
     def blocks(self, batch: Batch, anchors: Anchors) -> Blocks:
         """Inputs and labels behind the anchors [b, g]."""
@@ -102,7 +100,7 @@ class TrainedDrafter(Protocol):
         head: Tensor,
     ) -> Tensor:
         """The same as decoding has them, where all guesses before a slot are right."""
-        ...
+        return self.slots(context, blocks, anchors, embed_weight)
 
     def logits(self, hidden: Tensor, head: Tensor) -> Tensor:
         """Hidden states [..., D] through rows [n, D] of the target's head -> [..., n]."""
@@ -110,7 +108,7 @@ class TrainedDrafter(Protocol):
 
     def greedy_guesses(self, hidden: Tensor, logits: Tensor, anchors: Tensor) -> Tensor:
         """Token ids [b, s], from hidden states [b, s, D], their logits and anchors' tokens [b]."""
-        ...
+        return logits.argmax(dim=-1)
 
     def share(self, config: TrainConfig, mesh: DeviceMesh) -> None:
         """Leave each process a share of each parameter.
@@ -122,63 +120,33 @@ class TrainedDrafter(Protocol):
 
     def whole(self, is_main: bool) -> Self:
         """The drafter with whole weights, for the main process; all processes call it."""
-        ...
+        return self
 
     def save_pretrained(
         self, folder: str | Path, provenance: Mapping[str, Any] | None = None
     ) -> None:
         """Write it as serving loads it."""
-        ...
+        model: Any = self.model
+        model.save_pretrained(folder, provenance)
 
 
-class TeacherForced:
+class TeacherForced(TrainedDrafter):
     """What the kinds share that read the tokens before a slot, and do not fill a block at once.
 
     In training these are the answer's. A guess counts only if all before it are right, so they are
     those of decoding wherever it matters, in the offline tau too.
     """
 
-    candidate_selector: CandidateSelector | None = None
-
     def __init__(self, block_size: int) -> None:
         self.num_slots = block_size - 1
-
-    def draw(self, anchors: Anchors, generator: torch.Generator) -> Anchors:
-        """See TrainedDrafter.draw: nothing."""
-        return anchors
 
     def blocks(self, batch: Batch, anchors: Anchors) -> Blocks:
         """See TrainedDrafter.blocks: the answer's own tokens."""
         return make_blocks(batch, anchors, self.num_slots + 1, None)
 
-    def slots(
-        self, context: Sequence[Tensor], blocks: Blocks, anchors: Anchors, embed_weight: Tensor
-    ) -> Tensor:
-        """See TrainedDrafter.slots."""
-        raise NotImplementedError
-
-    def filled(
-        self,
-        context: Sequence[Tensor],
-        blocks: Blocks,
-        anchors: Anchors,
-        embed_weight: Tensor,
-        head: Tensor,
-    ) -> Tensor:
-        """See TrainedDrafter.filled."""
-        return self.slots(context, blocks, anchors, embed_weight)
-
-    def greedy_guesses(self, hidden: Tensor, logits: Tensor, anchors: Tensor) -> Tensor:
-        """See TrainedDrafter.greedy_guesses."""
-        return logits.argmax(dim=-1)
-
     def share(self, config: TrainConfig, mesh: DeviceMesh) -> None:
         """See TrainedDrafter.share: `refuse_settings` has refused it."""
         raise NotImplementedError
-
-    def whole(self, is_main: bool) -> Self:
-        """See TrainedDrafter.whole: each process has all of it."""
-        return self
 
 
 @dataclass(frozen=True)

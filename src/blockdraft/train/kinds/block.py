@@ -1,8 +1,7 @@
 """Drafters that fill a block of masked slots at once: DFlash, DFlash 2, and without features."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from blockdraft.models.draft.masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import check_copy, train_only_adapter
-from blockdraft.train.kinds.base import DrafterShape, Kind, num_trained
+from blockdraft.train.kinds.base import DrafterShape, Kind, TrainedDrafter, num_trained
 from blockdraft.train.prepare import load_drafter, shape_of, start_shape
 from blockdraft.train.sharing import check_rows, share_parameters, whole_drafter
 
@@ -58,8 +57,10 @@ def draft_hidden(
     return hidden.view(len(hidden), -1, block_size, hidden.shape[-1])
 
 
-class BlockDrafter:
+class BlockDrafter(TrainedDrafter):
     """A drafter of DFlash's code in training, see TrainedDrafter."""
+
+    model: DraftModel
 
     def __init__(self, model: DraftModel, *, is_sparse: bool = False) -> None:
         self.model, self._is_sparse = model, is_sparse
@@ -70,10 +71,6 @@ class BlockDrafter:
     def candidate_selector(self) -> CandidateSelector | None:
         """See TrainedDrafter."""
         return self.model.candidate_selector
-
-    def describe(self) -> dict[str, Any]:
-        """See TrainedDrafter.describe."""
-        return self.model.config.to_dict()
 
     def limit_vocabulary(self, token_ids: Sequence[int] | None) -> None:
         """See TrainedDrafter.limit_vocabulary."""
@@ -159,12 +156,6 @@ class BlockDrafter:
     def whole(self, is_main: bool) -> Self:
         """See TrainedDrafter.whole."""
         return type(self)(whole_drafter(self.model, is_main), is_sparse=self._is_sparse)
-
-    def save_pretrained(
-        self, folder: str | Path, provenance: Mapping[str, Any] | None = None
-    ) -> None:
-        """See TrainedDrafter.save_pretrained."""
-        self.model.save_pretrained(folder, provenance)
 
 
 def _shape(

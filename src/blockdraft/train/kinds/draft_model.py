@@ -48,7 +48,8 @@ class SmallModel(TeacherForced):
     tokenizer: folder of the target, whose tokenizer is saved beside the model.
     """
 
-    feature_layers: tuple[int, ...] = ()
+    model: PreTrainedModel
+    feature_layers = ()
 
     def __init__(self, model: PreTrainedModel, tokenizer: Path, block_size: int) -> None:
         super().__init__(block_size)

@@ -11,10 +11,8 @@ The head is made of the target's own rows and is not trained, as for the other k
 Shapes: b sequences of S tokens, g anchors of each, s steps; D hidden size, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,16 +45,14 @@ class Eagle3Drafter(TeacherForced):
     model: its `lm_head` is not used until it is saved. head: [V, D] of the target.
     """
 
+    model: Eagle3Model
+
     def __init__(
         self, model: Eagle3Model, layer_ids: tuple[int, ...], head: Tensor, block_size: int
     ) -> None:
         super().__init__(block_size)
         self.model, self.feature_layers, self._head = model, layer_ids, head
         model.lm_head.requires_grad_(False)
-
-    def describe(self) -> dict[str, Any]:
-        """See TrainedDrafter.describe."""
-        return self.model.config.to_dict()
 
     def limit_vocabulary(self, token_ids: Sequence[int] | None) -> None:
         """See TrainedDrafter.limit_vocabulary: the rows of the head."""
@@ -107,12 +103,6 @@ class Eagle3Drafter(TeacherForced):
     def logits(self, hidden: Tensor, head: Tensor) -> Tensor:
         """See TrainedDrafter.logits."""
         return F.linear(self.model.norm(hidden), head)
-
-    def save_pretrained(
-        self, folder: str | Path, provenance: Mapping[str, Any] | None = None
-    ) -> None:
-        """See TrainedDrafter.save_pretrained."""
-        self.model.save_pretrained(folder, provenance)
 
 
 _OF_OTHERS = (
