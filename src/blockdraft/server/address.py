@@ -8,7 +8,8 @@ from typing import Any
 from blockdraft.core.errors import ConfigError
 from blockdraft.server.config import ServeConfig
 
-_BACKLOG = 2048
+BACKLOG = 2048
+"""Connections that may wait to be taken."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@]+)(?::[0-9]*)?", re.IGNORECASE)
 
 
@@ -25,7 +26,7 @@ def bind(config: ServeConfig) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((config.host, config.port))
             # Only who listens keeps others away from the address.
-            sock.listen(_BACKLOG)
+            sock.listen(BACKLOG)
         except OSError:
             sock.close()
             raise

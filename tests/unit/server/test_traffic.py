@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import os
+import resource
 import signal
 import socket
 import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -523,6 +526,34 @@ def test_the_end_of_a_line_behind_the_last_request_costs_no_answer(llm, gate, en
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 200")
         assert b'"finish_reason":"length"' in answer
+
+
+def test_a_process_without_a_free_file_goes_on(llm, caplog):
+    """It takes no connection meanwhile, says so once a second, and answers those that it has."""
+    with running_server(llm) as server, ExitStack() as stack:
+        assert server.client.get("/health").status_code == 200
+        late = [stack.enter_context(socket.socket()) for _ in range(3)]
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        num_open = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 1
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (num_open, limits[1]))
+            while True:
+                try:
+                    stack.callback(os.close, os.dup(0))
+                except OSError:
+                    break
+            for sock in late:
+                sock.settimeout(PATIENCE)
+                sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            time.sleep(1.5)
+            assert server.client.get("/health").status_code == 200
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for sock in late:
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+    told = [record for record in caplog.records if "out of system resource" in record.message]
+    assert 1 <= len(told) < 20
 
 
 def test_what_is_no_http_behind_an_answer_closes_the_connection(llm, caplog):
