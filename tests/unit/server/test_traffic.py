@@ -473,6 +473,15 @@ def drip(sock, ends):
                 return
 
 
+def test_what_is_written_is_sent_at_once(llm):
+    """Else the body of an answer would wait until its head is acknowledged."""
+    with running_server(llm) as server:
+        assert server.client.get("/health").status_code == 200
+        (connection,) = server.server.server_state.connections
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def connected(server, num_bytes=1):
     """A socket, and what it was to be sent waits for it early: both sides buffer little."""
     (listener,) = server.server.servers[0].sockets
