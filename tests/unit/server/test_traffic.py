@@ -265,8 +265,9 @@ def test_what_does_not_end_in_time_is_told_so(llm, gate):
             wait_until(lambda: server.service.engine._is_stopping)
             gate.let(1)
             *_, line = [line for line in streamed.iter_lines() if line]
-        assert json.loads(line.removeprefix("data: "))["error"]["code"] == "engine_dead"
-        assert error_of(whole.result(), 503)["code"] == "engine_dead"
+        assert json.loads(line.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert error_of(whole.result(), 503)["code"] == "shutting_down"
+        assert whole.result().headers["retry-after"] == "10"
 
 
 @pytest.mark.slow
