@@ -78,7 +78,10 @@ class AsyncEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its current step; open streams get EngineStopped. Blocks for a step."""
+        """End the thread after its current step, for which it blocks.
+
+        Open streams get EngineStopped.
+        """
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
