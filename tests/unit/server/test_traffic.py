@@ -566,6 +566,26 @@ def test_a_process_without_a_free_file_goes_on(llm, caplog):
     assert 1 <= len(told) < 20
 
 
+def test_a_body_with_two_lengths_is_refused_and_nothing_read_behind_it(llm):
+    """As requests that are smuggled past a proxy have it."""
+    with running_server(llm) as server:
+        body = json.dumps(chat_body()).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        with socket.create_connection(address, PATIENCE) as sock:
+            sock.sendall(
+                head.encode() + chunks + b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            )
+            answers = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert answers.startswith(b"HTTP/1.1 400")
+    assert b"both Content-Length and Transfer-Encoding" in answers
+    assert answers.count(b"HTTP/1.1") == 1
+
+
 def test_what_is_no_http_behind_an_answer_closes_the_connection(llm, caplog):
     with running_server(llm) as server:
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
