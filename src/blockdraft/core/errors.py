@@ -11,6 +11,7 @@ BlockdraftError
 ├── RequestTimeout     the request did not end in the time it is given        408
 ├── AnswerFailed       an answer that a command needs ended with an error     exit 5
 └── EngineDead         the loop has ended; says why                           503
+    └── EngineStopped  as the server shuts down                               503
 
 A message names the value, the limit and the remedy, on one line.
 """
@@ -94,6 +95,10 @@ class AnswerFailed(BlockdraftError):
 
 class EngineDead(BlockdraftError):
     """The loop that answers requests has ended, by a failure or because it was asked to."""
+
+
+class EngineStopped(EngineDead):
+    """It was asked to, as the server shuts down."""
 
 
 def reason_of(error: BaseException) -> str:

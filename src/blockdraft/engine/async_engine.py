@@ -10,7 +10,7 @@ from time import perf_counter
 
 import torch
 
-from blockdraft.core.errors import EngineDead, Overloaded
+from blockdraft.core.errors import EngineDead, EngineStopped, Overloaded
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.grammar import Grammar
 from blockdraft.engine.fair_queue import FairQueue
@@ -60,6 +60,7 @@ class AsyncEngine:
         self._cancelled: list[Ticket] = []
         self._is_stopping = False
         self._death: str | None = None
+        self._kind_of_death: type[EngineDead] = EngineDead
         self.on_death: Callable[[str], None] | None = None
         """Called in the engine's thread if a failure ends it, after all streams were told why."""
         # Of the event loop.
@@ -77,7 +78,10 @@ class AsyncEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its current step; open streams get EngineDead. Blocks for a step."""
+        """End the thread after its current step, for which it blocks.
+
+        Open streams get EngineStopped.
+        """
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
@@ -181,7 +185,7 @@ class AsyncEngine:
         """Refuse more samples than may wait, those counted whose requests are being prepared."""
         with self._changed:
             if self._death is not None:
-                raise EngineDead(self._death)
+                raise self._kind_of_death(self._death)
             num_free = self.max_running - len(self._running)
             num_before = len(self._queue) + self._num_held
             num_waiting = num_before + num - max(0, num_free)
@@ -210,7 +214,7 @@ class AsyncEngine:
         try:
             while self._prepare():
                 self._step()
-            self._die("the server is shutting down; ask again later")
+            self._die("the server is shutting down; ask again later", EngineStopped)
         except BaseException as error:
             logger.exception("the engine has ended")
             death = f"the engine has ended: {error!r}; restart the server"
@@ -329,12 +333,12 @@ class AsyncEngine:
             gaps=tuple(gaps),
         )
 
-    def _die(self, death: str) -> None:
+    def _die(self, death: str, kind: type[EngineDead] = EngineDead) -> None:
         with self._changed:
-            self._death = death
+            self._death, self._kind_of_death = death, kind
             tickets = [*self._queue.clear(), *self._running.values()]
         for stream in {ticket.stream for ticket in tickets}:
-            stream.deliver(EngineDead(death))
+            stream.deliver(kind(death))
         for key in list(self._running):
             self._forget(key)
         self._running.clear()

@@ -1,7 +1,8 @@
-"""Connections on which no request arrives are closed, or they would use up the process's files."""
+"""Connections that rest are closed, or they would use up the process's files and memory."""
 
 import asyncio
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
@@ -10,17 +11,28 @@ class Connection(H11Protocol):
 
     So long it may also take to bring one: from its opening, or from the first byte after a rest, to
     the end of the head. The body has a limit of its own (`guard.BODY_SECONDS`).
+
+    A client that was sent more than it reads must fetch some of it in the same time, or a little
+    more: else its answer would stay in memory, and its connection open, until it leaves by itself.
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _next_look: asyncio.TimerHandle | None = None
+    _num_unread: int | None = None
+    """Bytes that waited for the client at the last look, unless it has read since."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._await_request()
+        self._look_at_reader()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        # Behind a request that is to be the last, some clients send the end of a line. It is no
+        # second request, and must not cost the answer to the first.
+        if self.conn.their_state is h11.MUST_CLOSE:
+            return
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
@@ -30,7 +42,21 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._stop_waiting()
+        if self._next_look is not None:
+            self._next_look.cancel()
         super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._num_unread = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP; uvicorn fails where an answer has begun already."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing in the log: clients in Java offer HTTP/2 with each request.
@@ -45,6 +71,17 @@ class Connection(H11Protocol):
             self._deadline = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    def _look_at_reader(self) -> None:
+        """Give up a client that has read nothing since the last look, while an answer waited."""
+        num_unread = None
+        if self.flow.write_paused or self.transport.is_closing():
+            num_unread = self.transport.get_write_buffer_size()
+            if self._num_unread is not None and num_unread >= self._num_unread:
+                self.transport.abort()
+                return
+        self._num_unread = num_unread
+        self._next_look = self.loop.call_later(self.timeout_keep_alive, self._look_at_reader)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:

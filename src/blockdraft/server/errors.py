@@ -14,6 +14,7 @@ from blockdraft.core.errors import (
     BlockdraftError,
     ContextTooLong,
     EngineDead,
+    EngineStopped,
     Overloaded,
     RequestError,
     RequestTimeout,
@@ -126,6 +127,8 @@ def as_api_error(error: BaseException, *, prompt_param: str | None = None) -> Ap
         # more, on a server that has too much to do: this is for its user to decide.
         headers = {"x-should-retry": "false"}
         return ApiError(408, message, kind="timeout", code="request_timeout", headers=headers)
+    if isinstance(error, EngineStopped):
+        return draining()
     if isinstance(error, EngineDead):
         return ApiError(503, message, kind="server_error", code="engine_dead")
     if isinstance(error, BlockdraftError):

@@ -107,6 +107,7 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
+        _check_length(scope)
         if self._names.are_checked:
             self._check_names(scope)
         if self._traffic.is_draining and path not in _PATHS_WHILE_DRAINING:
@@ -196,6 +197,22 @@ class Guard:
                 headers={"connection": "close"},
             )
         return bytes(body)
+
+
+def _check_length(scope: Scope) -> None:
+    """Refuse a body with two lengths.
+
+    A proxy that goes by the other one would take a part of the body for the next request, of
+    somebody else maybe, so nothing more is read from the connection (RFC 9112, 6.3).
+    """
+    if _header(scope, b"content-length") and _header(scope, b"transfer-encoding"):
+        raise ApiError(
+            400,
+            "the request has both Content-Length and Transfer-Encoding; send one of them",
+            param="content-length",
+            code="invalid_value",
+            headers={"connection": "close"},
+        )
 
 
 class _Reply:

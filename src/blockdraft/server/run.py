@@ -14,7 +14,7 @@ from blockdraft.core.errors import EngineDead
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
 from blockdraft.measure.identity import describe_setup
-from blockdraft.server.address import url_of
+from blockdraft.server.address import BACKLOG, url_of
 from blockdraft.server.app import create_app
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.connection import Connection
@@ -103,6 +103,7 @@ class DrainingServer(uvicorn.Server):
                 # Anybody may write these headers, so only those of known proxies count.
                 proxy_headers=bool(service.config.trusted_proxies),
                 forwarded_allow_ips=list(service.config.trusted_proxies),
+                backlog=1,  # see startup
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
             )
@@ -113,6 +114,17 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._service.engine.on_death = self._hear_of_death
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server.
+
+        asyncio takes so many connections at once as may wait, and goes on when the process has no
+        file left: it would log each try, thousands a second, and hold up all requests. Taken one by
+        one, it tries again after a second. Still as many may wait as before.
+        """
+        await super().startup(sockets)
+        for sock in sockets or []:
+            sock.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second; in place of uvicorn's own way.

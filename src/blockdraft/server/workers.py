@@ -130,14 +130,18 @@ class Workers:
             task.has_begun = True
             self._num_busy += 1
             # Nobody waits for a daemon when the server ends, however long its work takes.
-            threading.Thread(target=self._work, args=(task,), name=self._name, daemon=True).start()
+            thread = threading.Thread(target=self._work, args=(task,), name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system gives no further thread now
+                task.result.get_loop().call_soon(self._end, task, None, error)
 
     def _work(self, task: _Task) -> None:
         """What a thread does."""
-        if self._is_background:
-            _lower_priority()
         result, error = None, None
         try:
+            if self._is_background:
+                _lower_priority()
             result = task.work()
         except Exception as caught:
             error = caught
@@ -163,5 +167,6 @@ def _lower_priority() -> None:
     if sys.platform == "linux":
         thread = threading.get_native_id()
         # Nobody may raise what `nice` has set lower.
-        lowest = max(_LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, thread))
-        os.setpriority(os.PRIO_PROCESS, thread, lowest)
+        with suppress(OSError):  # a sandbox may forbid it, and the work can do without
+            lowest = max(_LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, thread))
+            os.setpriority(os.PRIO_PROCESS, thread, lowest)

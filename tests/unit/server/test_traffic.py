@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import os
+import resource
 import signal
 import socket
 import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -257,8 +260,9 @@ def test_what_does_not_end_in_time_is_told_so(llm, gate):
             wait_until(lambda: server.service.engine._is_stopping)
             gate.let(1)
             *_, line = [line for line in streamed.iter_lines() if line]
-        assert json.loads(line.removeprefix("data: "))["error"]["code"] == "engine_dead"
-        assert error_of(whole.result(), 503)["code"] == "engine_dead"
+        assert json.loads(line.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert error_of(whole.result(), 503)["code"] == "shutting_down"
+        assert whole.result().headers["retry-after"] == "10"
 
 
 @pytest.mark.slow
@@ -463,3 +467,130 @@ def drip(sock, ends):
             sock.sendall(bytes([byte]))
             if ends.wait(0.02):
                 return
+
+
+def test_what_is_written_is_sent_at_once(llm):
+    """Else the body of an answer would wait until its head is acknowledged."""
+    with running_server(llm) as server:
+        assert server.client.get("/health").status_code == 200
+        (connection,) = server.server.server_state.connections
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def connected(server, num_bytes=1):
+    """A socket, and what it was to be sent waits for it early: both sides buffer little."""
+    (listener,) = server.server.servers[0].sockets
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, num_bytes)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
+    sock.settimeout(PATIENCE)
+    sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    return sock
+
+
+LARGE = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_who_reads_nothing_is_given_up(llm, monkeypatch, num_requests):
+    """When all is written and the connection rests, and while an answer waits to be written."""
+    monkeypatch.setattr(run, "_KEEP_ALIVE_SECONDS", 0.5)
+    with running_server(llm) as server, connected(server) as sock:
+        sock.sendall(LARGE * num_requests)
+        connections = server.server.server_state.connections
+        wait_until(lambda: any(c.transport.get_write_buffer_size() for c in connections))
+        wait_until(lambda: not connections)
+        wait_until(lambda: not server.traffic.num_active)
+
+
+def test_who_reads_slowly_gets_all(llm, monkeypatch):
+    monkeypatch.setattr(run, "_KEEP_ALIVE_SECONDS", 0.5)
+    with running_server(llm) as server, connected(server, 2**16) as sock:
+        sock.sendall(LARGE * 30)
+        num_read = 0
+        while piece := sock.recv(50_000):  # until the connection rests for long enough
+            num_read += len(piece)
+            time.sleep(0.05)
+        assert num_read > 30 * len(server.client.get("/openapi.json").content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ending", ["HTTP/1.0", "HTTP/1.1\r\nconnection: close"])
+def test_the_end_of_a_line_behind_the_last_request_costs_no_answer(llm, gate, ending, stream):
+    with running_server(llm) as server:
+        body = json.dumps(chat_body(max_tokens=4, stream=stream)).encode()
+        head = f"POST {CHAT} {ending}\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        with socket.create_connection(address, PATIENCE) as sock:
+            sock.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: server.service.engine._running)
+            sock.sendall(b"\r\n")
+            wait_until(lambda: server.client.get("/health").status_code == 200)
+            gate.let()
+            answer = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b'"finish_reason":"length"' in answer
+
+
+def test_a_process_without_a_free_file_goes_on(llm, caplog):
+    """It takes no connection meanwhile, says so once a second, and answers those that it has."""
+    with running_server(llm) as server, ExitStack() as stack:
+        assert server.client.get("/health").status_code == 200
+        late = [stack.enter_context(socket.socket()) for _ in range(3)]
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        num_open = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 1
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (num_open, limits[1]))
+            while True:
+                try:
+                    stack.callback(os.close, os.dup(0))
+                except OSError:
+                    break
+            for sock in late:
+                sock.settimeout(PATIENCE)
+                sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            time.sleep(1.5)
+            assert server.client.get("/health").status_code == 200
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for sock in late:
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+    told = [record for record in caplog.records if "out of system resource" in record.message]
+    assert 1 <= len(told) < 20
+
+
+def test_a_body_with_two_lengths_is_refused_and_nothing_read_behind_it(llm):
+    """As requests that are smuggled past a proxy have it."""
+    with running_server(llm) as server:
+        body = json.dumps(chat_body()).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        with socket.create_connection(address, PATIENCE) as sock:
+            sock.sendall(
+                head.encode() + chunks + b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            )
+            answers = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert answers.startswith(b"HTTP/1.1 400")
+    assert b"both Content-Length and Transfer-Encoding" in answers
+    assert answers.count(b"HTTP/1.1") == 1
+
+
+def test_what_is_no_http_behind_an_answer_closes_the_connection(llm, caplog):
+    with running_server(llm) as server:
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        with socket.create_connection(address, PATIENCE) as sock:
+            head = b"GET /health HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+            sock.sendall(head)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += sock.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 200")
+            sock.sendall(b"this is no length of a chunk\r\n")
+            assert sock.recv(1000) == b""
+    assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -57,6 +57,34 @@ def test_a_panic_is_an_error_and_takes_no_thread_away():
     run(story())
 
 
+def test_a_thread_that_does_not_start_takes_no_place_away(monkeypatch):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    async def story():
+        workers = make(num_threads=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            tries = [workers.run(lambda: 3, "a") for _ in range(5)]
+            for found in await asyncio.gather(*tries, return_exceptions=True):
+                assert str(found) == "can't start new thread"
+        assert await workers.run(lambda: 3, "a") == 3
+
+    run(story())
+
+
+def test_work_is_done_where_priorities_may_not_be_set(monkeypatch):
+    def forbid(*_):
+        raise PermissionError("not in this sandbox")
+
+    monkeypatch.setattr("os.setpriority", forbid)
+
+    async def story():
+        assert await make(is_background=True).run(lambda: 3, "a") == 3
+
+    run(story())
+
+
 def test_a_client_has_half_of_the_threads_even_when_its_work_cannot_be_stopped(gate):
     async def story():
         workers = make(seconds=0.1)
