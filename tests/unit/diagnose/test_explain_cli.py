@@ -19,11 +19,8 @@ SHORT = ["--max-tokens", 16, "--ignore-eos"]
 
 
 def test_a_prompt_that_is_certainly_too_long_is_refused_before_it_is_tokenized(pair, tmp_path):
-    path = write_rows(
-        tmp_path / "long.jsonl",
-        {"id": "short", "prompt": "abc"},
-        {"id": "long", "prompt": "x" * 1_000_000},
-    )
+    rows = {"id": "short", "prompt": "abc"}, {"id": "long", "prompt": "x" * 1_000_000}
+    path = write_rows(tmp_path / "long.jsonl", rows)
     said = refusal("explain", *pair, "--prompts", path)
     assert "prompt long: " in said
     assert "characters, which are at least" in said
