@@ -132,6 +132,7 @@ class SlotDrafter(DFlashDrafter):
     """The bookkeeping of the real drafter. Right with a chance, if its context is right."""
 
     def __init__(self, contexts: SlotContexts, draw: random.Random) -> None:
+        self.kind = "dflash"
         self.embed_weight = torch.zeros(VOCAB_SIZE, 1)
         self.max_nodes = MAX_DRAFT_TOKENS
         self.feature_layers = (0,)
