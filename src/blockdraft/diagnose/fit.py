@@ -18,7 +18,7 @@ from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.cache.states import StateCache
 from blockdraft.models.attention.exact import EXACT_ATTENTION
-from blockdraft.models.draft.checkpoint import WEIGHTS_NAME
+from blockdraft.models.draft.checkpoint import INDEX_NAME
 from blockdraft.models.layers.recurrent import cache_argument, is_recurrent, mixers, new_cache
 from blockdraft.models.supported import check_supported, quantized_by, varying_rope_type
 from blockdraft.models.target.loading import target_without_weights
@@ -182,7 +182,7 @@ def _weight_bytes(
     if not is_quantized:
         num_weights: int = sum(p.numel() for p in model.parameters())
         return num_weights * dtype.itemsize
-    index = folder / f"{WEIGHTS_NAME}.index.json"
+    index = folder / INDEX_NAME
     if index.is_file():
         metadata = json.loads(index.read_text(encoding="utf-8")).get("metadata") or {}
         size: int | None = metadata.get("total_size")

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft.checkpoint import plain_name
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.models.draft.checkpoint import plain_name, unlisted_files, write_index
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.dflash import DraftModel
 
@@ -26,6 +27,9 @@ CONFIG = DraftConfig(
     block_size=8,
     layer_types=("full_attention", "full_attention"),
 )
+
+
+FILES = {"config.json", "model.safetensors", "model.safetensors.index.json"}
 
 
 @pytest.fixture
@@ -57,15 +61,33 @@ def test_what_is_saved_loads_bit_for_bit(tmp_path):
     )
 
 
-def test_saving_over_a_checkpoint_leaves_three_whole_files(folder):
+def test_an_index_names_the_tensors_of_the_weights_alone(folder):
+    """vLLM reads every file that no index leaves out, and fails on a Hydra head."""
+    save_file({"other": torch.zeros(1)}, folder / "hydra_head.safetensors")
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    weights = load_file(folder / "model.safetensors")
+    assert index["weight_map"] == dict.fromkeys(weights, "model.safetensors")
+    assert index["metadata"]["total_size"] == sum(own.nbytes for own in weights.values())
+    assert unlisted_files(folder) == []
+    (folder / "model.safetensors.index.json").unlink()
+    assert unlisted_files(folder) == ["hydra_head.safetensors"]
+    DraftModel.from_pretrained(folder)
+
+
+def test_the_default_drafter_has_an_index_of_its_weights(tmp_path):
+    shipped = resolve_model("smollm2-135m-dflash")
+    assert {path.name for path in shipped.glob("*.safetensors")} > {"model.safetensors"}
+    copied = shutil.copytree(shipped, tmp_path / "drafter")
+    write_index(copied)
+    name = "model.safetensors.index.json"
+    assert (shipped / name).read_bytes() == (copied / name).read_bytes()
+
+
+def test_saving_over_a_checkpoint_leaves_whole_files(folder):
     old = DraftModel.from_pretrained(folder)
     before = old.fc.weight.clone()
     DraftModel(CONFIG).save_pretrained(folder, {"step": 2})
-    assert {path.name for path in folder.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "provenance.json",
-    }
+    assert {path.name for path in folder.iterdir()} == {*FILES, "provenance.json"}
     assert torch.equal(old.fc.weight, before)
 
 
@@ -79,7 +101,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(folder, monkeypatch):
     monkeypatch.setattr("blockdraft.models.draft.checkpoint.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         DraftModel(CONFIG).save_pretrained(folder)
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == FILES
     for name, value in DraftModel.from_pretrained(folder).state_dict().items():
         assert torch.equal(value, before[name])
 

@@ -229,6 +229,16 @@ def test_a_drafter_whose_anchors_slot_drafts_is_refused(tmp_path, folders, start
     assert not started
 
 
+def test_a_folder_whose_other_files_would_be_read_as_weights_is_refused(tmp_path, folders, started):
+    drafter = tiny_drafter_folder(tmp_path)
+    (drafter / "ngrams.safetensors").write_bytes(b"")
+    pair = ["--target", folders[0], "--drafter", drafter]
+    (drafter / "model.safetensors.index.json").unlink()
+    line = refusal("serve", "--engine", "vllm", *pair)
+    assert "holds ngrams.safetensors beside the weights, and no model.safetensors.index" in line
+    assert not started
+
+
 def test_an_address_that_is_taken_is_told_before_the_long_start(started):
     with bind(ServeConfig(port=0)) as sock:
         port = sock.getsockname()[1]

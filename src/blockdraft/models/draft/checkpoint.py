@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from blockdraft.hub.folder import read_index
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 PROVENANCE_NAME = "provenance.json"
 
 _PREFIXES = ("draft_model.", "model.", "logit_head.")
@@ -168,9 +169,31 @@ def write_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     replace_file(folder / WEIGHTS_NAME, lambda path: save_file(on_cpu, path, {"format": "pt"}))
+    write_index(folder)
     replace_file(folder / CONFIG_NAME, _json_writer(config))
     if provenance is not None:
         write_provenance(folder, provenance)
+
+
+def write_index(folder: Path) -> None:
+    """Say in an index that the drafter's tensors are those of its one file of weights.
+
+    Tables of n-grams and Hydra heads lie beside it. vLLM reads all files that no index leaves out.
+    """
+    with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
+        sizes = {name: file.get_tensor(name).nbytes for name in sorted(file.keys())}
+    content = {
+        "metadata": {"total_size": sum(sizes.values())},
+        "weight_map": dict.fromkeys(sizes, WEIGHTS_NAME),
+    }
+    replace_file(folder / INDEX_NAME, _json_writer(content))
+
+
+def unlisted_files(folder: Path) -> list[str]:
+    """Files of tensors beside a drafter's weights, where no index tells them apart."""
+    if (folder / INDEX_NAME).exists():
+        return []
+    return sorted(own.name for own in folder.glob("*.safetensors") if own.name != WEIGHTS_NAME)
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
@@ -198,7 +221,7 @@ def write_provenance(folder: Path, content: Mapping[str, Any]) -> None:
 
 def _weight_files(folder: Path) -> Iterable[Path]:
     """The one file of weights, or the shards that an index names."""
-    single, index = folder / WEIGHTS_NAME, folder / f"{WEIGHTS_NAME}.index.json"
+    single, index = folder / WEIGHTS_NAME, folder / INDEX_NAME
     if single.exists() or not index.exists():
         return [single]
     try:

@@ -15,7 +15,7 @@ from torch import Tensor
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
 from blockdraft.hub.folder import read_index
-from blockdraft.models.draft.checkpoint import WEIGHTS_NAME, plain_name
+from blockdraft.models.draft.checkpoint import INDEX_NAME, WEIGHTS_NAME, plain_name
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.eagle3_config import AnyDraftConfig
 from blockdraft.models.draft.speculators_layout import (
@@ -113,13 +113,13 @@ def has_own_embedding(folder: Path) -> bool:
 
 def _tensor_names(folder: Path) -> set[str]:
     names: set[str] = set()
-    index = folder / f"{WEIGHTS_NAME}.index.json"
+    index = folder / INDEX_NAME
     try:
-        if index.is_file():
-            names = set(read_index(index))
-        elif (folder / WEIGHTS_NAME).is_file():
+        if (folder / WEIGHTS_NAME).is_file():
             with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
                 names = set(file.keys())
+        elif index.is_file():
+            names = set(read_index(index))
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"cannot read {folder} ({error}); copy the checkpoint again") from error
     return {plain_name(name) for name in names}

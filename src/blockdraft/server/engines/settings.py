@@ -69,7 +69,7 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
 def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
     """Slots of a block, with the anchor, of a drafter that fits the target."""
     # They load torch, which the mistakes before this do not need.
-    from blockdraft.models.draft.checkpoint import read_config
+    from blockdraft.models.draft.checkpoint import INDEX_NAME, read_config, unlisted_files
     from blockdraft.models.draft.config import DraftConfig
     from blockdraft.models.draft.own_ends import has_own_ends
     from blockdraft.models.target.loading import check_pair, target_without_weights
@@ -87,6 +87,12 @@ def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
         raise ConfigError(
             f"drafter is {drafter}, whose anchor's slot drafts too, and other engines may not "
             f"know that; {remedy}"
+        )
+    if others := unlisted_files(drafter):
+        raise ConfigError(
+            f"{drafter} holds {others[0]} beside the weights, and no {INDEX_NAME}, without which "
+            "other engines take it for a part of them; copy the other files to a folder of their "
+            "own, and give that as --drafter"
         )
     model = target_without_weights(target, trust_remote_code=trust_remote_code)
     check_pair(model, config, has_own_ends=has_own_ends(drafter))

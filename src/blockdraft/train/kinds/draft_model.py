@@ -21,7 +21,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.words import counted
 from blockdraft.data.dataset import Batch
 from blockdraft.data.store import Example
-from blockdraft.models.draft.checkpoint import write_provenance
+from blockdraft.models.draft.checkpoint import WEIGHTS_NAME, write_index, write_provenance
 from blockdraft.models.supported import decoder_layers
 from blockdraft.models.target.loading import (
     load_target_model,
@@ -101,6 +101,8 @@ class SmallModel(TeacherForced):
     ) -> None:
         """See TrainedDrafter.save_pretrained."""
         self.model.save_pretrained(folder)
+        if (Path(folder) / WEIGHTS_NAME).exists():  # shards have an index already
+            write_index(Path(folder))
         AutoTokenizer.from_pretrained(self._tokenizer, local_files_only=True).save_pretrained(
             folder
         )
