@@ -64,8 +64,11 @@ def test_metrics_agree_with_the_answers(llm):
     with running_server(llm) as server:
         bodies = [{}, {"n": 2, "temperature": 1}, {"num_draft_tokens": 0}, {"max_tokens": 1}]
         answers = [server.chat(**body).json() for body in bodies * 3]
+        usages = [answer["usage"] for answer in answers]
+        num_tokens = sum(usage["completion_tokens"] for usage in usages)
+        # The last step may be counted a moment after its answer was sent.
+        wait_until(lambda: total(scrape(server), "vllm:generation_tokens_total") >= num_tokens)
         found = scrape(server)
-    usages = [answer["usage"] for answer in answers]
     details = [usage["completion_tokens_details"] for usage in usages]
     accepted = sum(d["accepted_prediction_tokens"] for d in details)
     drafted = accepted + sum(d["rejected_prediction_tokens"] for d in details)
@@ -75,7 +78,6 @@ def test_metrics_agree_with_the_answers(llm):
     assert total(found, f"{name}_accepted_tokens_per_pos_total") == accepted
     by_depth = {k[1]: v for k, v in found.items() if k[0] == "blockdraft:decode_passes_total"}
     assert found[f"{name}_drafts_total",] == sum(by_depth.values()) - by_depth["depth=0"]
-    num_tokens = sum(usage["completion_tokens"] for usage in usages)
     assert total(found, "vllm:generation_tokens_total") == num_tokens
     # Every sample computes its prompt, or finds it computed.
     num_samples = sum(len(answer["choices"]) for answer in answers)
