@@ -15,10 +15,12 @@ from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft.context import ConcatContext
 from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler.noise import gumbel_noise
 from blockdraft.speculate.sampler.philox import Stream
-from tests.parity.checks import plain_features
+from tests.crowd import LogitsRecorder
+from tests.parity.checks import generate, generate_plain, plain_features
 from tests.parity.targets import Way, make_dflash, make_target
 from tests.tiny import VOCAB_SIZE, tiny_target
 
@@ -62,6 +64,36 @@ class Oracle:
     def ranked(self, path: Sequence[int]) -> list[int]:
         """The tokens behind a path, the drafter's choice first."""
         raise NotImplementedError
+
+
+class OwnLogits(DFlashDrafter):
+    """Its slots have the target's own logits [V] of a plain run, by position.
+
+    A base beside that of another kind, or by itself.
+    """
+
+    known: dict[int, Tensor]
+
+    def _proposals(self, hidden: Tensor, logits: Tensor, rows: list[Row]) -> list[Proposal]:
+        starts = [len(row.sequence.token_ids) for row in rows]
+        # Behind the end of the plain run nothing counts.
+        behind = logits.new_zeros(self.embed_weight.shape[0])
+        own = [[self.known.get(s + i, behind) for i in range(logits.shape[1])] for s in starts]
+        return super()._proposals(hidden, torch.stack([torch.stack(one) for one in own]), rows)
+
+
+def check_own_logits(
+    target: SequentialTarget, drafter: OwnLogits, params: SamplingParams, *, least_drafted: int
+) -> None:
+    """One rule chooses on both sides, so all is accepted, at any temperature."""
+    recorder = LogitsRecorder(target)
+    plain = generate_plain(recorder, PROMPT, params)
+    drafter.known = {position: own for (_, position), own in recorder.logits.items()}
+    drafted = generate(target, drafter, PROMPT, params)
+    assert drafted.token_ids == plain.token_ids
+    acceptance = drafted.acceptance
+    assert sum(acceptance.drafted.values()) > least_drafted
+    assert acceptance.accepted == acceptance.drafted, "a guess from the target's logits is rejected"
 
 
 def check_proposal(oracle: Oracle, row: Row, num_slots: int, proposal: Proposal) -> None:

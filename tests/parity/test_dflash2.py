@@ -25,10 +25,16 @@ from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.conditionals import ChangedCandidates
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
-from tests.crowd import LogitsRecorder
 from tests.parity import faults
-from tests.parity.checks import generate, generate_plain
-from tests.parity.proposals import PROMPT, Fault, Oracle, check_model
+from tests.parity.checks import generate
+from tests.parity.proposals import (
+    PROMPT,
+    Fault,
+    Oracle,
+    OwnLogits,
+    check_model,
+    check_own_logits,
+)
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.small_llm import load_llm
 from tests.tiny import DFLASH2, VOCAB_SIZE, tiny_drafter, tiny_drafter_folder, tiny_target
@@ -179,37 +185,22 @@ def test_output_is_plain_decoding(way: Way, name: str, num_nodes: int | None) ->
         assert proposal.tree.is_chain == (num_nodes is None or row.num_draft_tokens <= 1)
 
 
-class OwnLogits(DFlash2Drafter):
-    """Its slots have the target's own logits of a plain run, by position."""
-
-    known: dict[int, Tensor]
-
-    def _proposals(self, hidden: Tensor, logits: Tensor, rows: list[Row]) -> list[Proposal]:
-        starts = [len(row.sequence.token_ids) for row in rows]
-        behind = torch.zeros_like(logits[0, 0])
-        own = [[self.known.get(s + i, behind) for i in range(logits.shape[1])] for s in starts]
-        return super()._proposals(hidden, torch.stack([torch.stack(one) for one in own]), rows)
+class SelectorWithOwnLogits(OwnLogits, DFlash2Drafter):
+    """With a selector that adds nothing, and candidates enough, it has the target's."""
 
 
 @pytest.mark.parametrize("params", [{}, SAMPLED, PARAMS["penalties"]], ids=str)
 def test_the_targets_own_logits_are_accepted(params: dict[str, Any]) -> None:
-    """With a selector that adds nothing, and candidates enough, one rule chooses on both sides."""
     options = SamplingParams(max_tokens=24, **{"seed": 3, **params})
     every = replace(DFLASH2, selector_top_k=VOCAB_SIZE)
     target = make_target("sequential", tiny_target(dtype=torch.float64))
     assert isinstance(target, SequentialTarget)
     with target.released_after():
-        recorder = LogitsRecorder(target)
-        plain = generate_plain(recorder, PROMPT, options)
         model = tiny_drafter(torch.float64, block_size=BLOCK, dflash2=every)
         assert model.candidate_selector is not None
         model.candidate_selector.reset_parameters()
-        drafter = make_dflash(target, model, OwnLogits)
-        drafter.known = {position: own for (_, position), own in recorder.logits.items()}
-        drafted = generate(target, drafter, PROMPT, options)
-    assert drafted.token_ids == plain.token_ids
-    assert sum(drafted.acceptance.drafted.values()) > 12
-    assert drafted.acceptance.accepted == drafted.acceptance.drafted
+        drafter = make_dflash(target, model, SelectorWithOwnLogits)
+        check_own_logits(target, drafter, options, least_drafted=12)
 
 
 def test_a_path_of_changed_logits_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Every planted fault is caught by a losslessness check, and the same check passes without it."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.core.plan import ForwardPlan, Proposal
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
@@ -38,6 +38,7 @@ from tests.parity.checks import (
     generate,
     generate_plain,
 )
+from tests.parity.proposals import OwnLogits
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
@@ -253,24 +254,6 @@ def test_the_mixed_contexts_check_finds(
         check_mixed_contexts()
 
 
-class OwnLogitsDrafter(DFlashDrafter):
-    """Guesses from the target's own logits [V], by position: of a plain run."""
-
-    known_logits: Mapping[int, torch.Tensor]
-
-    def _proposals(
-        self, hidden: torch.Tensor, logits: torch.Tensor, rows: list[Row]
-    ) -> list[Proposal]:
-        # Behind the end of the plain run nothing counts.
-        behind = torch.zeros(self.embed_weight.shape[0], dtype=logits.dtype)
-        own = [
-            [self.known_logits.get(len(row.sequence.token_ids) + slot, behind) for slot in slots]
-            for row in rows
-            for slots in [range(logits.shape[1])]
-        ]
-        return super()._proposals(hidden, torch.stack([torch.stack(one) for one in own]), rows)
-
-
 OWN_LOGITS_PARAMS = (
     GREEDY,
     SAMPLED,
@@ -284,8 +267,8 @@ def check_own_logits(params: SamplingParams) -> None:
     target = new_target("sequential")
     recorder = LogitsRecorder(target)
     plain = generate_plain(recorder, PROMPT, params)
-    drafter = new_drafter(target, OwnLogitsDrafter)
-    drafter.known_logits = {position: own for (_, position), own in recorder.logits.items()}
+    drafter = new_drafter(target, OwnLogits)
+    drafter.known = {position: own for (_, position), own in recorder.logits.items()}
     drafted = generate(target, drafter, PROMPT, params)
     assert drafted.token_ids == plain.token_ids
     acceptance = drafted.acceptance

@@ -27,10 +27,17 @@ from blockdraft.models.draft.path_heads import PathLogits
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.path_head import PathHeadDrafter
 from blockdraft.speculate.drafters.slots import NUM_CANDIDATES
-from tests.crowd import LogitsRecorder, Request, run_alone, run_crowd
+from tests.crowd import Request, run_alone, run_crowd
 from tests.parity import faults
-from tests.parity.checks import generate, generate_plain, plain_features
-from tests.parity.proposals import PROMPT, Fault, Oracle, check_model
+from tests.parity.checks import generate, plain_features
+from tests.parity.proposals import (
+    PROMPT,
+    Fault,
+    Oracle,
+    OwnLogits,
+    check_model,
+    check_own_logits,
+)
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.small_llm import load_llm
 from tests.tiny import (
@@ -293,38 +300,23 @@ def test_several_requests_at_once(name: str, num_nodes: int | None) -> None:
     assert crowd.engine.proposer.failures.num_failures == 0
 
 
-class OwnLogits(PathHeadDrafter):
-    """Its slots have the target's own logits of a plain run, by position."""
-
-    known: dict[int, Tensor]
-
-    def _proposals(self, hidden: Tensor, logits: Tensor, rows: list[Row]) -> list[Proposal]:
-        starts = [len(row.sequence.token_ids) for row in rows]
-        behind = torch.zeros_like(logits[0, 0])
-        own = [[self.known.get(s + i, behind) for i in range(logits.shape[1])] for s in starts]
-        return super()._proposals(hidden, torch.stack([torch.stack(one) for one in own]), rows)
+class PathHeadWithOwnLogits(OwnLogits, PathHeadDrafter):
+    """With a head that adds nothing it has the target's."""
 
 
 @pytest.mark.parametrize("params", [{}, SAMPLED, PARAMS["penalties"]], ids=str)
 @pytest.mark.parametrize("name", ["dspark", "gated", "domino"])
 def test_the_targets_own_logits_are_accepted(name: str, params: dict[str, Any]) -> None:
-    """With a head that adds nothing one rule chooses on both sides."""
     options = SamplingParams(max_tokens=24, **{"seed": 3, **params})
     target = make_target("sequential", tiny_target(dtype=torch.float64))
     assert isinstance(target, SequentialTarget)
     with target.released_after():
-        recorder = LogitsRecorder(target)
-        plain = generate_plain(recorder, PROMPT, options)
         model = drafter_of(name, torch.float64)
         head = model.path_head(target.model.get_input_embeddings().weight)
         assert head is not None
         torch.nn.init.zeros_(head.successors)
-        drafter = make_dflash(target, model, OwnLogits)
-        drafter.known = {position: own for (_, position), own in recorder.logits.items()}
-        drafted = generate(target, drafter, PROMPT, options)
-    assert drafted.token_ids == plain.token_ids
-    assert sum(drafted.acceptance.drafted.values()) > 12
-    assert drafted.acceptance.accepted == drafted.acceptance.drafted
+        drafter = make_dflash(target, model, PathHeadWithOwnLogits)
+        check_own_logits(target, drafter, options, least_drafted=12)
 
 
 @pytest.mark.parametrize("name", ["dspark", "domino"])

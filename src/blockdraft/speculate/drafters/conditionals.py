@@ -141,7 +141,7 @@ class PlainLogits:
 
     def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
         """See Conditionals."""
-        return scored(self._logits_of(path), self._guessable)
+        return _scored(self._logits_of(path), self._guessable)
 
     def choice(self, path: Sequence[int]) -> int:
         """See Conditionals."""
@@ -259,7 +259,7 @@ class ChangedLogits(ChangedConditionals):
 
     def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
         """See Conditionals."""
-        return scored(self._logits_of(path), self._guessable)
+        return _scored(self._logits_of(path), self._guessable)
 
     def _row(self, path: Sequence[int]) -> Scores:
         whole = self._guessable.over_whole_vocabulary(self._logits_of(path))
@@ -267,7 +267,7 @@ class ChangedLogits(ChangedConditionals):
         return row
 
 
-def scored(logits: Tensor, guessable: Guessable) -> tuple[Ids, Values]:
+def _scored(logits: Tensor, guessable: Guessable) -> tuple[Ids, Values]:
     """The ids of tokens with logits [n], and these."""
     return guessable.ids_at(np.arange(len(logits))), logits.double().cpu().numpy()
 
