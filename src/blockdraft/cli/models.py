@@ -59,8 +59,8 @@ def _print_models(*, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    rows = [(e.name, e.role, e.drafter or "", e.about) for e in CATALOG.values()]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    rows = [(e.name, e.drafter, e.about) for e in CATALOG.values() if e.drafter is not None]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
     console = Console()
     # A name that a table cuts cannot be given to another command.
     if not console.is_terminal or console.width < sum(widths) + _ABOUT_AND_LINES:
@@ -68,7 +68,7 @@ def _print_models(*, as_json: bool) -> None:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
             print("  ".join([*cells, row[-1]]))
         return
-    table = Table(*(Column(name, no_wrap=True) for name in ("name", "role", "drafter")), "about")
+    table = Table(*(Column(name, no_wrap=True) for name in ("target", "drafter")), "about target")
     for row in rows:
         table.add_row(*row)
     console.print(table)

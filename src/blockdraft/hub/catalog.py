@@ -95,8 +95,22 @@ _PUBLISHED_PAIRS = (
     ("Qwen/Qwen3-4B", "z-lab/Qwen3-4B-DFlash-b16"),
     ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16"),
     ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "z-lab/Qwen3-Coder-30B-A3B-DFlash"),
+    ("Qwen/Qwen3-Coder-Next", "z-lab/Qwen3-Coder-Next-DFlash"),
+    ("Qwen/Qwen3.5-4B", "z-lab/Qwen3.5-4B-DFlash"),
+    ("Qwen/Qwen3.5-9B", "z-lab/Qwen3.5-9B-DFlash"),
+    ("Qwen/Qwen3.5-27B", "z-lab/Qwen3.5-27B-DFlash"),
+    ("Qwen/Qwen3.5-35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash"),
+    ("Qwen/Qwen3.5-122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash"),
+    ("Qwen/Qwen3.5-397B-A17B", "z-lab/Qwen3.5-397B-A17B-DFlash"),
+    ("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash"),
+    ("Qwen/Qwen3.6-35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash"),
+    ("Qwen/Qwen3.8-27B", "z-lab/Qwen3.8-27B-DFlash2"),
     ("meta-llama/Llama-3.1-8B-Instruct", "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"),
     ("openai/gpt-oss-20b", "z-lab/gpt-oss-20b-DFlash"),
+    ("openai/gpt-oss-120b", "z-lab/gpt-oss-120b-DFlash"),
+    ("google/gemma-4-31B-it", "z-lab/gemma-4-31B-it-DFlash"),
+    ("google/gemma-4-26B-A4B-it", "z-lab/gemma-4-26B-A4B-it-DFlash"),
+    ("moonshotai/Kimi-K2.5", "z-lab/Kimi-K2.5-DFlash"),
 )
 
 _WITHOUT_THINKING = frozenset({"z-lab/Qwen3-4B-DFlash-b16", "z-lab/Qwen3-8B-DFlash-b16"})

@@ -93,8 +93,8 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
     """Return the folder of the drafter that a configuration asks for, None for plain decoding.
 
     Args:
-        config: its drafter "auto" is the one known for its target; without one a line in the log
-            says so.
+        config: its drafter "auto" is the one known for its target; without one, or where the hub
+            does not give it (several are gated), a line in the log says so.
         target_folder: what the target was resolved to.
 
     Raises:
@@ -110,7 +110,13 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
             "no drafter is known for %s: decoding plainly; --drafter names one", config.target
         )
         return None
-    return resolve_model(name)
+    try:
+        return resolve_model(name)
+    except ModelError as error:
+        if not isinstance(CATALOG[name].source, HubRepo):
+            raise
+        logger.warning("%s: decoding plainly; --drafter names another drafter", error)
+        return None
 
 
 def _hub_id(name: str) -> re.Match[str] | None:

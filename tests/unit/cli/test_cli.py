@@ -372,10 +372,10 @@ def test_no_name_of_a_model_is_cut(monkeypatch, columns):
         monkeypatch.setenv("COLUMNS", str(columns))
     shown = run("models").stdout
     assert "…" not in shown
-    for entry in CATALOG.values():
+    targets = [entry for entry in CATALOG.values() if entry.role == "target"]
+    for entry in targets:
         (line,) = (one for one in shown.splitlines() if re.match(rf"(│ )?{entry.name} ", one))
-        assert entry.role in line
-        assert (entry.drafter or "") in line
+        assert entry.drafter in line
         assert columns is not None or line.endswith(entry.about)
 
 

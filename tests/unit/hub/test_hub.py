@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
+from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import BlockdraftError, DiskError, ModelError, NetworkError
 from blockdraft.hub import catalog, prepare, resolve, wheel
 from blockdraft.hub.cache_dir import cache_dir
@@ -484,3 +485,25 @@ def test_a_file_is_described_again_where_it_or_its_tokenizer_has_changed(
     assert folders[1] == folders[2]
     assert folders[3] == folders[4]
     assert len(set(folders)) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "is_plain"),
+    [(ModelError("gated; ask for access"), True), (NetworkError("no answer"), False)],
+)
+def test_a_known_drafter_that_the_hub_refuses_leaves_plain_decoding(
+    monkeypatch, caplog, tmp_path, error, is_plain
+):
+    def refuse(*_: object) -> Path:
+        raise error
+
+    monkeypatch.setattr(resolve, "_snapshot", refuse)
+    config = LLMConfig(target="google/gemma-4-31B-it")
+    if is_plain:
+        assert resolve.resolve_drafter(config, tmp_path) is None
+        assert "gated; ask for access: decoding plainly" in caplog.text
+    else:
+        with pytest.raises(NetworkError):
+            resolve.resolve_drafter(config, tmp_path)
+    with pytest.raises(type(error)):
+        resolve.resolve_drafter(replace(config, drafter="z-lab/gemma-4-31B-it-DFlash"), tmp_path)
