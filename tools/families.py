@@ -36,7 +36,7 @@ from tests.tiny import ALL_KINDS, VOCAB_SIZE, tiny_target
 PAGE = Path("docs/supported-models.md")
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 HEADER = (
-    "| family | path | batched | trees | prefix reuse | rollback memory | quantized |",
+    "| families | path | batched | trees | prefix reuse | rollback memory | quantized |",
     "|---|---|---|---|---|---|---|",
 )
 MIN_DISTINCT = 8
@@ -57,10 +57,9 @@ class Facts:
     quantized: tuple[str, ...]
 
     @property
-    def row(self) -> str:
-        """In Markdown."""
+    def found(self) -> str:
+        """All but the name, in Markdown."""
         cells = (
-            self.family,
             self.path,
             _yes(self.is_batched),
             _yes(self.takes_trees),
@@ -68,7 +67,7 @@ class Facts:
             self._rollback_memory,
             ", ".join(self.quantized) or "no",
         )
-        return f"| {' | '.join(cells)} |"
+        return " | ".join(cells)
 
     @property
     def _rollback_memory(self) -> str:
@@ -177,13 +176,19 @@ def check_drafted_equals_plain(family: str, target: PagedTarget | SequentialTarg
 
 
 def table(facts: Iterable[Facts]) -> str:
-    """In Markdown."""
-    return "\n".join([*HEADER, *(one.row for one in facts)])
+    """In Markdown, a row for all families of which the same was found."""
+    alike: dict[str, list[str]] = {}
+    for one in facts:
+        alike.setdefault(one.found, []).append(one.family)
+    rows = (f"| {', '.join(names)} | {found} |" for found, names in alike.items())
+    return "\n".join([*HEADER, *rows])
 
 
-def rows_of(page: str) -> list[str]:
-    """Those of the table in a page, without its header."""
-    return page.split(BEGIN)[1].split(END)[0].strip().splitlines()[len(HEADER) :]
+def documented(page: str) -> dict[str, str]:
+    """What the table of a page says of each family; see `Facts.found`."""
+    rows = page.split(BEGIN)[1].split(END)[0].strip().splitlines()[len(HEADER) :]
+    split = (row.strip("| ").split(" | ", maxsplit=1) for row in rows)
+    return {family: found for names, found in split for family in names.split(", ")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = []
     for family in families():
         facts.append(examine(family))
-        print(facts[-1].row, flush=True)
+        print(f"{family}: {facts[-1].found}", flush=True)
     before = PAGE.read_text(encoding="utf-8")
     head, _, rest = before.partition(BEGIN)
     after = f"{head}{BEGIN}\n{table(facts)}\n{END}{rest.partition(END)[2]}"

@@ -50,17 +50,38 @@ _LATENT = {
 }
 
 IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
+    "AXK1": {**_EXPERTS, **_LATENT, "head_dim": 8, "n_group": 1, "topk_group": 1},
     "Afmoe": {**_EXPERTS, **_SLIDING, "num_experts": 16, "num_dense_layers": 1},
+    "Apertus": {},
+    "Arcee": {},
+    "BioGpt": {},
+    "BitNet": {},
+    "CTRL": {"n_embd": 64, "n_head": 4, "n_layer": 4, "dff": 96},
+    "CodeGen": {"n_embd": 64, "n_head": 4, "n_layer": 4, "rotary_dim": 8, "n_ctx": 512},
     "Gemma2": {**_SLIDING, "query_pre_attn_scalar": 16},
     "Gemma4": {**_SHARED_KV, "global_head_dim": 32},
     "Cohere": {},
     "Cohere2": _SLIDING,
+    "Cohere2Moe": {**_EXPERTS, **_SLIDING, "num_experts": 8},
+    "Cwm": {**_SLIDING, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     # Latent attention: values are smaller than keys.
     "DeepseekV2": {**_EXPERTS, **_LATENT, "head_dim": 8},
     "DeepseekV3": {**_EXPERTS, **_LATENT, "head_dim": 8, "n_group": 2, "topk_group": 1},
     # Each layer attends twice, to the same keys and two halves of the values.
     "DiffLlama": {},
+    "Dots1": {
+        **_EXPERTS,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "Ernie4_5": {},
+    "Ernie4_5_Moe": {"moe_num_experts": 8, "moe_intermediate_size": 48, "moe_k": 2},
     "Exaone4": {**_SLIDING, "sliding_window_pattern": 2},
+    "ExaoneMoe": {**_EXPERTS, **_SLIDING, "num_experts": 8, "n_group": 1, "topk_group": 1},
+    "FlexOlmo": {"num_experts": 8, "num_experts_per_tok": 2},
+    "Flint": {**_EXPERTS, **_SLIDING, "num_experts": 8},
     "GPT2": {},
     "GPTBigCode": {},
     "GPTNeoX": {},
@@ -74,6 +95,7 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     },
     "Glm": {},
     "Glm4": {},
+    "Glm4MoeLite": {**_EXPERTS, **_LATENT, "head_dim": 8, "n_group": 1, "topk_group": 1},
     "Glm4Moe": {
         **_EXPERTS,
         "n_routed_experts": 8,
@@ -83,15 +105,41 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
         "topk_group": 1,
     },
     "Granite": {},
+    "GraniteSWA": _SLIDING,
     "GraniteMoe": {"num_local_experts": 4},
+    "GraniteMoeSWA": {**_SLIDING, "num_local_experts": 4},
+    "GraniteMoeShared": {"num_local_experts": 4, "shared_intermediate_size": 48},
+    "HYV3": {**_EXPERTS, "num_experts": 8},
+    "Helium": {},
+    "HunYuanDenseV1": {},
+    "HunYuanMoEV1": {"num_experts": 8, "moe_topk": 2, "moe_intermediate_size": 48},
+    "HyperCLOVAX": {},
+    "Jais2": {},
     # Its attention has a gate of one value a head.
     "Laguna": {**_EXPERTS, **_SLIDING, "num_experts": 16},
+    "Mellum": {**_EXPERTS, **_SLIDING, "num_experts": 8},
+    # Sinks in some layers, and values that are scaled and smaller than keys.
+    "MiMoV2Flash": {
+        **_EXPERTS,
+        **_SLIDING,
+        "n_routed_experts": 8,
+        "v_head_dim": 8,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    },
+    "MiniCPM3": {**_LATENT, "head_dim": 8},
     "MiniMaxM2": {**_EXPERTS, "num_local_experts": 16},
     "Ministral3": {},
+    "Ministral": _SLIDING,
     "Mistral": _SLIDING,
     "Mixtral": {"num_local_experts": 8},
+    "NanoChat": {},
+    "Nemotron": {},
     "OPT": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "Olmo2": {},
+    "Olmo": {},
+    "Olmo3": _SLIDING,
+    "Olmoe": {"num_experts": 16, "num_experts_per_tok": 2},
+    "Persimmon": {},
     "Phi": {},
     "Phi3": _SLIDING,
     "Phimoe": {"num_local_experts": 4},
@@ -101,8 +149,12 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
         "shared_expert_intermediate_size": 48,
     },
     "SmolLM3": {},
+    "SeedOss": {},
+    "SolarOpen": {**_EXPERTS, "n_routed_experts": 8, "n_group": 1, "topk_group": 1},
     "StableLm": {},
     "Starcoder2": _SLIDING,
+    "VaultGemma": _SLIDING,
+    "Youtu": {**_LATENT, "head_dim": 8},
 }
 _DELTA_NET = {
     "linear_num_key_heads": 2,
@@ -119,6 +171,19 @@ _MAMBA2 = {
 }
 _IN_TURNS = {"layer_types": ["linear_attention", "full_attention"] * 2}
 RECURRENT: Mapping[str, Mapping[str, Any]] = {
+    "BailingHybrid": {
+        **_EXPERTS,
+        **_LATENT,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 8,
+        "num_experts": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "linear_num_heads": 16,
+        "linear_head_dim": 8,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    },
     "Bamba": {**_MAMBA2, "attn_layer_indices": [1, 3]},
     "FalconH1": {**_MAMBA2, "mamba_d_ssm": 128},
     "FalconMamba": {"state_size": 8},
@@ -141,6 +206,16 @@ RECURRENT: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "linear_attn_config": {"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4},
         "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    },
+    "LaraMini": {
+        **_EXPERTS,
+        **_DELTA_NET,
+        **_SLIDING,
+        "num_experts": 8,
+        "layer_types": [
+            *("linear_attention", "sliding_attention"),
+            *("linear_attention", "full_attention"),
+        ],
     },
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "Lfm2Moe": {
@@ -193,8 +268,14 @@ ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "Zamba2": (RECURRENT["Zamba2"], "share an attention"),
     **{name: (RECURRENT[name], "keep a state and no keys") for name in STATES_ALONE},
 }
+_INDEXED = {**_EXPERTS, **_LATENT, "head_dim": 8, "n_group": 1, "topk_group": 1}
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "Bloom": ({}, "its attention cannot be replaced"),
+    "GPTNeo": ({"num_layers": 4, "num_heads": 4, "attention_types": [[["global"], 4]]}, "replaced"),
+    # An indexer picks the keys that each token attends.
+    "DeepseekV32": (_INDEXED, "indexed_attention remember cannot be rolled back"),
+    "GlmMoeDsa": (_INDEXED, "indexed_attention remember cannot be rolled back"),
+    "DeepseekV4": ({}, "compressed_attention remember cannot be rolled back"),
     # Its states are kept in a cache of its own.
     "MiniMax": ({"num_local_experts": 4}, "how layer 1 changes its state is not known"),
     "RecurrentGemma": ({}, "how layer 0 changes its state is not known"),
@@ -262,7 +343,7 @@ def stock_steps(model: PreTrainedModel, prompt: list[int], output: list[int]) ->
 
 
 def check_equals_stock(
-    model: PreTrainedModel, target: PagedTarget | SequentialTarget, tolerance: float = 1e-5
+    model: PreTrainedModel, target: PagedTarget | SequentialTarget, tolerance: float = 5e-5
 ) -> None:
     with target.released_after():
         crowd = run_crowd(target, NoDrafter(), requests(), prefill_chunk=50)
@@ -272,7 +353,7 @@ def check_equals_stock(
         expected = stock(model, list(request.prompt), answer.token_ids).double()
         assert expected.argmax(-1).tolist() == answer.token_ids
         found = torch.tensor([entry.logprob for entry in answer.logprobs], dtype=torch.float64)
-        # Ours are computed in float32.
+        # Ours are computed in float32, and the weights of attention in some of theirs.
         torch.testing.assert_close(found, expected.max(-1).values, rtol=0, atol=tolerance)
 
 
@@ -318,7 +399,7 @@ def test_one_sequence_after_another(name: str) -> None:
     with pytest.raises(NotPaged, match=reason):
         PagedTarget(model, Pages(40))
     # transformers computes states in float32, and those of many tokens in another order.
-    check_equals_stock(model, SequentialTarget(model), 1e-4 if name in RECURRENT else 1e-5)
+    check_equals_stock(model, SequentialTarget(model), 1e-4 if name in RECURRENT else 5e-5)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

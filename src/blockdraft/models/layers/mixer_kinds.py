@@ -192,6 +192,7 @@ MIXER_KINDS = {
         ("qwen3_next", "Qwen3NextGatedDeltaNet", MixerKind(_qwen_rule, _qwen3_next_inputs)),
         ("qwen3_5", "Qwen3_5GatedDeltaNet", _QWEN3_5),
         ("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", _QWEN3_5),
+        ("lara_mini", "LaraMiniGatedDeltaNet", _QWEN3_5),
         (
             "olmo_hybrid",
             "OlmoHybridGatedDeltaNet",
