@@ -141,7 +141,7 @@ class Endpoint:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
         raise NetworkError(
             f"endpoint {self.url} failed {NUM_TRIES} times, at last with: {reason}; see to it that "
-            "it runs. The same command goes on with the answers that are missing"
+            "it runs, and give the same command again"
         )
 
     def stream(

@@ -216,7 +216,9 @@ def test_one_request_that_is_refused_is_left_out(caplog):
 
 def test_the_model_is_the_only_one_or_named():
     with server_of(models=("a", "b")) as (url, asked):
-        with pytest.raises(ConfigError, match=r"serves 2 models \(a, b\).*-model \(of .*--against-model"):
+        with pytest.raises(
+            ConfigError, match=r"serves 2 models \(a, b\).*-model \(of .*--against-model"
+        ):
             Endpoint.find(url, None)
         answers_of(url, jobs(1), model="b")
     assert asked[0][1]["model"] == "b"
