@@ -111,7 +111,7 @@ def test_data_by_an_endpoint_goes_on(folders, tmp_path, monkeypatch):
     with server_of(fails_later) as (url, _):
         result = data(url)
     assert result.exit_code == NETWORK_FAILED, result.output
-    assert "The same command goes on" in " ".join(result.stderr.split())
+    assert "give the same command again" in " ".join(result.stderr.split())
     lines = (tmp_path / "out" / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert 1 <= len(lines) <= 3
     with running_server(load_llm(folders)) as running:
