@@ -16,7 +16,7 @@ from blockdraft.data.boxed import BOXED_LINE
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """A set: its name, its file without endings, rows, licence and source.
+    """A set: its name, its file without endings, rows, license and source.
 
     use: what it measures. suffix: what the paper's benchmark adds to each prompt and the published
     file does not hold.
@@ -25,7 +25,7 @@ class PromptSet:
     name: str
     file: str
     num_prompts: int | None
-    licence: str
+    license: str
     source: str
     use: str
     suffix: str = ""

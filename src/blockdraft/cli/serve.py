@@ -1,6 +1,7 @@
 """`blockdraft serve`: an OpenAI-compatible server."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -259,10 +260,12 @@ def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not plain ASCII"
             raise ConfigError(f"cannot read the API keys of {path}: {reason}") from error
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
             raise ConfigError(f"{path} holds no API key; write one a line")
         keys += found
     if key is not None:
         keys.append(key.strip())
+    elif KEY_VARIABLE in os.environ:  # typer takes an empty one for none
+        raise ConfigError(f"{KEY_VARIABLE} is empty; set it to a key, or unset it")
     return tuple(keys)

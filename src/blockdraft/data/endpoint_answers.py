@@ -29,6 +29,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between tries: each pause is twice the one before."""
 TIMEOUT = 600.0
 """Seconds without a sign of life; an answer comes whole."""
+_MODEL_OPTION = "--endpoint-model (of `bench speed`: --against-model)"
 
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 """Statuses that another try may not meet."""
@@ -97,7 +98,7 @@ class Endpoint:
         if len(names) != 1:
             raise ConfigError(
                 f"endpoint {url} serves {len(names)} models ({', '.join(names)}); name the target "
-                "among them with --endpoint-model"
+                f"among them with {_MODEL_OPTION}"
             )
         return cls(url, names[0], key)
 
@@ -140,7 +141,7 @@ class Endpoint:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
         raise NetworkError(
             f"endpoint {self.url} failed {NUM_TRIES} times, at last with: {reason}; see to it that "
-            "it runs. The same command goes on with the answers that are missing"
+            "it runs, and give the same command again"
         )
 
     def stream(
@@ -187,7 +188,7 @@ class Endpoint:
             return Refused(reason)
         return ConfigError(
             f"endpoint {self.url} refuses ({reason}); give the URL that OpenAI's clients take, "
-            "with /v1, and the target's name there with --endpoint-model"
+            f"with /v1, and the target's name there with {_MODEL_OPTION}"
         )
 
 

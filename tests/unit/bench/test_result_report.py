@@ -177,6 +177,7 @@ def test_ways_say_what_they_cost_where_the_result_does(folder):
 
 def test_no_speedup_stands_without_its_spread(folder):
     """Of those that commands measure: each has a bracket with the ends, or its table says why."""
+    num_told = 0
     for result in read_results(folder):
         for grid in section_of(result).grids:
             columns = [
@@ -187,6 +188,8 @@ def test_no_speedup_stands_without_its_spread(folder):
                     spread = re.search(r"\(\S+-\S+\)|what was measured", row[index])
                     is_told = spread or ONE_PROMPT in grid.about
                     assert is_told or not row[index], (grid.heads[index], row[index])
+                    num_told += bool(spread)
+    assert num_told > 0
 
 
 def test_a_missing_band_is_explained_once_above_its_table(folder):

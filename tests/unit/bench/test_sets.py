@@ -143,10 +143,10 @@ def test_an_unknown_set_is_refused_before_anything_is_loaded(tmp_path):
     assert "neither a file nor a set" in refusal(*arguments)
 
 
-def test_sets_are_listed_with_licence_and_source():
+def test_sets_are_listed_with_license_and_source():
     listed = run_json("bench", "sets")
     assert [one["name"] for one in listed] == list(SETS)
-    assert all(one["licence"] and one["source"] for one in listed)
+    assert all(one["license"] and one["source"] for one in listed)
     assert {one["name"] for one in listed if one["use"] == "paper"} == {
         *("gsm8k", "math500", "aime25", "humaneval", "mbpp", "livecodebench", "mt-bench")
     }

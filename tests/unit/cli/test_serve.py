@@ -73,11 +73,19 @@ def test_the_keys_of_a_file_have_their_numbers_whatever_the_environment_adds(tmp
     served = []
     monkeypatch.setattr(serve, "_serve_ourselves", lambda llm, config: served.append(config))
     monkeypatch.setenv("BLOCKDRAFT_API_KEY", "of-the-environment")
-    (tmp_path / "keys").write_text("# two of them\nfirst\nsecond\n", encoding="ascii")
+    (tmp_path / "keys").write_text("# two of them\nfirst\n  # and\nsecond\n", encoding="ascii")
     arguments = ["serve", "--api-key-file", str(tmp_path / "keys")]
     result = CliRunner().invoke(app, arguments, prog_name="blockdraft")
     assert result.exit_code == 0, result.output
     assert served[0].api_keys == ("first", "second", "of-the-environment")
+
+
+@pytest.mark.parametrize("engine", ["blockdraft", "vllm"])
+def test_an_empty_key_does_not_open_the_server(monkeypatch, engine):
+    """As `docker run -e BLOCKDRAFT_API_KEY=$KEY` gives it where KEY is not set."""
+    monkeypatch.setattr(serve, "_serve_ourselves", lambda llm, config: None)
+    monkeypatch.setenv("BLOCKDRAFT_API_KEY", "")
+    assert "BLOCKDRAFT_API_KEY is empty; set it to a key" in refusal("--engine", engine)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):

@@ -111,7 +111,7 @@ def test_data_by_an_endpoint_goes_on(folders, tmp_path, monkeypatch):
     with server_of(fails_later) as (url, _):
         result = data(url)
     assert result.exit_code == NETWORK_FAILED, result.output
-    assert "The same command goes on" in " ".join(result.stderr.split())
+    assert "give the same command again" in " ".join(result.stderr.split())
     lines = (tmp_path / "out" / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert 1 <= len(lines) <= 3
     with running_server(load_llm(folders)) as running:
@@ -216,7 +216,9 @@ def test_one_request_that_is_refused_is_left_out(caplog):
 
 def test_the_model_is_the_only_one_or_named():
     with server_of(models=("a", "b")) as (url, asked):
-        with pytest.raises(ConfigError, match=r"serves 2 models \(a, b\).*--endpoint-model"):
+        with pytest.raises(
+            ConfigError, match=r"serves 2 models \(a, b\).*-model \(of .*--against-model"
+        ):
             Endpoint.find(url, None)
         answers_of(url, jobs(1), model="b")
     assert asked[0][1]["model"] == "b"

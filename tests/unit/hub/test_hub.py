@@ -260,13 +260,15 @@ def test_hub_snapshot_without_safetensors(tmp_path, monkeypatch):
 
 
 def test_weights_that_a_repository_has_twice_are_fetched_once(tmp_path, monkeypatch):
-    names = ("config.json", "model.safetensors", "consolidated.safetensors", "a/b.safetensors")
+    """And nothing that a drafter needs is left out, such as a mask embedding."""
+    needed = ["config.json", "model.safetensors", "mask_embedding.pt"]
+    names = (*needed, "consolidated.safetensors", "pytorch_model.bin", "a/b.safetensors")
 
     def download(_, *, allow_patterns, ignore_patterns, **__):
         chosen = filter_repo_objects(
             names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
-        assert list(chosen) == ["config.json", "model.safetensors"]
+        assert list(chosen) == needed
         return str(make_model(tmp_path / "model"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

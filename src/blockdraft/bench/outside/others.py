@@ -21,16 +21,17 @@ from blockdraft.bench.outside.interface import (
     ReadyEngine,
 )
 from blockdraft.bench.outside.process import EngineProcess
-from blockdraft.core.errors import BlockdraftError
+from blockdraft.core.errors import BlockdraftError, ModelError
 from blockdraft.core.libraries import environment_for_others
 from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
-from blockdraft.models.draft.checkpoint import read_config
-from blockdraft.models.draft.config import DraftConfig
-from blockdraft.speculate.drafters.kinds import kind_of
+from blockdraft.speculate.drafters.other_engines import config_for_other_engine
 
 logger = logging.getLogger(__name__)
+
+_KINDS = ("dflash",)
+"""Of drafters: neither vLLM's build for CPUs nor what we convert for llama.cpp has DFlash 2."""
 
 
 @dataclass
@@ -93,7 +94,7 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     """What a worker is told: the same target, precision, threads and ends as ours.
 
     Raises:
-        EngineFailed: a model that it drafts with is missing.
+        EngineFailed: a model that it drafts with is missing, or not for it.
     """
     if llm.config.quantize is not None:
         raise EngineFailed(
@@ -116,19 +117,13 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     if engine.needs_drafter:
         if llm.drafter_folder is None:
             raise EngineFailed("cannot be set up: there is no drafter; name one with --drafter")
-        drafter = read_config(llm.drafter_folder)
-        if kind_of(drafter) != "dflash":
-            raise EngineFailed(
-                f"cannot be set up: {llm.drafter_folder} is no DFlash drafter; name one with "
-                "--drafter"
+        try:
+            drafter = config_for_other_engine(
+                llm.drafter_folder, _KINDS, needs_index=engine.needs_index
             )
-        drafter_config = DraftConfig.from_dict(drafter)
-        if drafter_config.drafts_from_anchor:
-            raise EngineFailed(
-                f"cannot be set up: the anchor's slot of {llm.drafter_folder} drafts too, which it "
-                "may not know; name another drafter with --drafter"
-            )
-        num_draft_tokens = drafter_config.num_drafted
+        except ModelError as error:
+            raise EngineFailed(f"cannot be set up: {error}") from error
+        num_draft_tokens = drafter.num_drafted
     return {
         "method": engine.method,
         "target": str(llm.folder),

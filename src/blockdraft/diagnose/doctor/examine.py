@@ -136,19 +136,15 @@ def _measure(pair: Pair, memory: Check, on_stage: OnStage, *, quick: bool) -> _M
 
 def _run(pair: Pair, on_stage: OnStage) -> _Measured:
     on_stage("loading", 0.06)
-    drafter = str(pair.drafter_folder)
-    llm = LLM(
-        **asdict(
-            replace(
-                pair.config,
-                adaptive=False,
-                drafter=drafter,
-                lookup=False,
-                ngrams=False,
-                recheck=True,
-            )
-        )
+    config = replace(
+        pair.config,
+        drafter=str(pair.drafter_folder),
+        adaptive=False,
+        lookup=False,
+        ngrams=False,
+        recheck=True,
     )
+    llm = LLM.of(config)
     compute_every_prompt(llm.engine)
     on_stage("decoding 20 prompts", 0.2)
     encoded = encode_probe(llm.tokenizer, read_probe(), pair.thinking)

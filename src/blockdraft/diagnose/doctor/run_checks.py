@@ -9,7 +9,6 @@ from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.probe import MAX_TOKENS, decode_alone
-from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.measuring import reusing
 from blockdraft.proof.cases import Case
@@ -59,11 +58,7 @@ def measure_reuse(
         if keeps_context(engine):
             prompt = ProofPrompt("reuse", "reuse", "")
             context = check_context(engine, Case(prompt, prompt_ids, "greedy", params))
-    return Reuse(_num_reused(again), fresh.acceptance, again.acceptance, context)
-
-
-def _num_reused(record: SampleRecord) -> int:
-    return record.sequence.num_reused
+    return Reuse(again.sequence.num_reused, fresh.acceptance, again.acceptance, context)
 
 
 def reuse_check(engine: Engine, reuse: Reuse | None) -> Check:

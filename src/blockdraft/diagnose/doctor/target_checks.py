@@ -1,9 +1,7 @@
 """Whether the target is that of the training, and is asked in the same way."""
 
 from collections.abc import Mapping
-from typing import Any
 
-import torch
 from safetensors import safe_open
 
 from blockdraft.diagnose.doctor.check import Check
@@ -172,10 +170,6 @@ def _stored_precision(pair: Pair) -> tuple[str, str | None]:
                     continue  # token ids, not weights
                 if _DIGITS[dtype] < _DIGITS[coarsest]:
                     coarsest = dtype
-                if broken is None and not _is_finite(file.get_tensor(tensor_name)):
+                if broken is None and not file.get_tensor(tensor_name).float().isfinite().all():
                     broken = tensor_name
     return coarsest, broken
-
-
-def _is_finite(tensor: Any) -> bool:
-    return bool(torch.isfinite(tensor.float()).all())

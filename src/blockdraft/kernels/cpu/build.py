@@ -32,6 +32,8 @@ COMPILE_FLAGS = (
     "-Wno-psabi",  # lanes are passed between inlined functions only
     "-Wno-unknown-pragmas",  # without OpenMP everything runs on one thread
 )
+COMPILER = "CXX"
+"""Environment variable: the command of another compiler than the system's."""
 EXTRA_FLAGS = "BLOCKDRAFT_KERNEL_FLAGS"
 """Environment variable: more flags for the compiler and the linker, as for a sanitizer."""
 LOCK_TIMEOUT_S = 300.0
@@ -48,9 +50,10 @@ class NoKernels(Exception):
 def build() -> Path:
     """The compiled library; compiles it if this machine has none of these sources yet.
 
-    The name is a digest of all that decides what the library is: sources, flags, torch with its
-    threads, the C library, and what this CPU can do, since home folders travel between machines. It
-    appears under its name by one rename; other processes wait meanwhile.
+    The name is a digest of all that decides what the library is: sources, flags, a compiler that
+    the user names, torch with its threads, the C library, and what this CPU can do, since home
+    folders travel between machines. It appears under its name by one rename; other processes wait
+    meanwhile.
 
     Raises:
         NoKernels: no compiler, no success, or no place to write to.
@@ -75,6 +78,7 @@ def _digest(threads: Path | None) -> str:
     decisive = (
         *(" ".join(compile_flags()), torch.__version__, str(threads), cpu_features()),
         *platform.libc_ver(),
+        *filter(None, [os.environ.get(COMPILER)]),
     )
     parts += [text.encode() for text in decisive]
     digest = hashlib.sha256()
@@ -114,8 +118,8 @@ def _extra_flags() -> list[str]:
 
 
 def _compiler() -> list[str]:
-    """The command of `CXX`, or the system's compiler."""
-    if own := os.environ.get("CXX"):
+    """The user's own command, or the system's compiler."""
+    if own := os.environ.get(COMPILER):
         return shlex.split(own)
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -180,11 +180,14 @@ def write_index(folder: Path) -> None:
 
     Tables of n-grams and Hydra heads lie beside it. vLLM reads all files that no index leaves out.
     """
-    with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
-        sizes = {name: file.get_tensor(name).nbytes for name in sorted(file.keys())}
+    weights = folder / WEIGHTS_NAME
+    with weights.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    names = sorted(json.loads(header).keys() - {"__metadata__"})
     content = {
-        "metadata": {"total_size": sum(sizes.values())},
-        "weight_map": dict.fromkeys(sizes, WEIGHTS_NAME),
+        # The format leaves no holes: all that is not header are numbers.
+        "metadata": {"total_size": weights.stat().st_size - 8 - len(header)},
+        "weight_map": dict.fromkeys(names, WEIGHTS_NAME),
     }
     replace_file(folder / INDEX_NAME, _json_writer(content))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
-from blockdraft.hub.folder import read_index
+from blockdraft.hub.folder import MASK_FILE, read_index
 from blockdraft.models.draft.checkpoint import INDEX_NAME, WEIGHTS_NAME, plain_name
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.eagle3_config import AnyDraftConfig
@@ -27,7 +27,6 @@ from blockdraft.models.draft.speculators_layout import (
 
 EMBEDDING_NAME = "embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
-MASK_FILE = "mask_embedding.pt"
 _CONFIDENCE = "confidence_head."
 """Of DSpark: how likely each slot is right. Here that is measured, see `allocation.calibration`."""
 

@@ -90,16 +90,13 @@ class _Child:
                 continue
             self._was_told = True
             self._process.send_signal(number)
-            log_in_handler(logger, "passed %s on; a second signal ends it at once", _name(number))
+            name = signal.Signals(number).name
+            log_in_handler(logger, "passed %s on; a second signal ends it at once", name)
 
     @staticmethod
     def _end_group(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _name(number: int) -> str:
-    return signal.Signals(number).name
 
 
 def _wait_until_ready(name: str, process: subprocess.Popen[Any], host: str, port: int) -> bool:

@@ -45,9 +45,9 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
     """Find both models, and check that they belong together.
 
     Raises:
-        ConfigError: there is nothing to draft with, a block is not as long, or the drafter is of a
-            kind that other engines are not given.
-        ModelError: a model cannot be found, or the drafter was made for another target.
+        ConfigError: there is nothing to draft with, or a block is not as long.
+        ModelError: a model cannot be found, the drafter was made for another target, or other
+            engines cannot draft with it.
     """
     target = resolve_model(settings.llm.target)
     drafter = resolve_drafter(settings.llm, target)
@@ -57,7 +57,7 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
             raise ConfigError(f"num_draft_tokens is {wanted}, but there is no drafter; name one")
         return PairFolders(target, None, 0)
     trusts = settings.llm.trust_remote_code
-    most = _block_size(target, drafter, trust_remote_code=trusts) - 1
+    most = _num_drafted(target, drafter, trust_remote_code=trusts)
     if wanted is not None and wanted > most:
         raise ConfigError(
             f"num_draft_tokens is {wanted}; this drafter guesses at most {most} tokens a step, "
@@ -66,34 +66,14 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
     return PairFolders(target, drafter, wanted or most)
 
 
-def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
-    """Slots of a block, with the anchor, of a drafter that fits the target."""
+def _num_drafted(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
+    """Tokens that a drafter guesses at most in a step, after it was found to fit the target."""
     # They load torch, which the mistakes before this do not need.
-    from blockdraft.models.draft.checkpoint import INDEX_NAME, read_config, unlisted_files
-    from blockdraft.models.draft.config import DraftConfig
     from blockdraft.models.draft.own_ends import has_own_ends
     from blockdraft.models.target.loading import check_pair, target_without_weights
-    from blockdraft.speculate.drafters.kinds import kind_of
+    from blockdraft.speculate.drafters.other_engines import config_for_other_engine
 
-    raw = read_config(drafter)
-    remedy = "leave out engine, or give --drafter none"
-    if (kind := kind_of(raw)) not in _KINDS:
-        raise ConfigError(
-            f"drafter is {drafter}, of the kind {kind}, and other engines get DFlash drafters only "
-            f"from here; {remedy}"
-        )
-    config = DraftConfig.from_dict(raw)
-    if config.drafts_from_anchor:
-        raise ConfigError(
-            f"drafter is {drafter}, whose anchor's slot drafts too, and other engines may not "
-            f"know that; {remedy}"
-        )
-    if others := unlisted_files(drafter):
-        raise ConfigError(
-            f"{drafter} holds {others[0]} beside the weights, and no {INDEX_NAME}, without which "
-            "other engines take it for a part of them; copy the other files to a folder of their "
-            "own, and give that as --drafter"
-        )
+    config = config_for_other_engine(drafter, _KINDS, needs_index=True)
     model = target_without_weights(target, trust_remote_code=trust_remote_code)
     check_pair(model, config, has_own_ends=has_own_ends(drafter))
-    return config.block_size
+    return config.num_drafted
