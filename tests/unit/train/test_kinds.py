@@ -5,6 +5,7 @@ was trained one token off knows them as well, and is of no use in decoding.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.data.dataset import Batch, collate, collate_rows
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.target.loading import load_target_model
-from blockdraft.train.blocks import Anchors, Blocks
+from blockdraft.train import loss as loss_module
+from blockdraft.train.blocks import Anchors, Blocks, sample_anchors
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.kinds.base import TeacherForced, TrainedDrafter
 from blockdraft.train.kinds.block import BlockDrafter
 from blockdraft.train.kinds.table import drafter_shape, load_trained
+from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.prepare import read_data
+from blockdraft.train.step import accumulate_gradients
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import serving
 from tests.rows import write_rows
@@ -161,6 +165,37 @@ class ByHeart:
                 assert tuple(record.sequence.output_ids) == example.response_ids
                 acceptance.add(record.acceptance)
         return acceptance.acceptance_length
+
+
+@each_kind
+def test_the_head_in_chunks_gives_every_weight_the_same_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings: dict[str, Any] = {"num_frequent": 0, "device": "cpu"}
+    config = small_config(tmp_path, **settings | KINDS[kind])
+    target = load_target_model(config.target, torch.float32, "cpu")
+    examples, _ = read_data(config)
+    drafter = load_trained(config, target, examples)
+    frozen = FrozenTarget(target, drafter.feature_layers)
+    batch = collate(examples[:4])
+    generator = torch.Generator().manual_seed(0)
+    anchors = drafter.draw(sample_anchors(batch, 6, generator), generator)
+    states = frozen.states(batch.token_ids)
+    vocabulary = PartialVocabulary(frozen.lm_head_weight, Counter(), 0, 0).draw(
+        batch.token_ids, generator
+    )
+    found: list[dict[str, torch.Tensor | None]] = []
+    for limit in (2**25, 2000):
+        monkeypatch.setattr(loss_module, "CHUNK_LOGITS", limit)
+        drafter.model.zero_grad()
+        data = (drafter, frozen, batch, states, anchors, vocabulary, config)
+        accumulate_gradients(*data, scale=0.01, num_groups=anchors.num_groups(4))
+        trained = ((n, p) for n, p in drafter.model.named_parameters() if p.requires_grad)
+        found.append({name: p.grad for name, p in trained})
+    whole, chunked = found
+    for name, gradient in whole.items():
+        assert gradient is not None, name
+        torch.testing.assert_close(chunked[name], gradient, atol=1e-6, rtol=1e-3, msg=name)
 
 
 @pytest.mark.slow
