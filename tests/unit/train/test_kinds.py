@@ -33,6 +33,7 @@ from blockdraft.train.step import accumulate_gradients
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import serving
 from tests.rows import write_rows
+from tests.tiny import tiny_target_folder
 from tests.train_runs import broken_off, logged, small_config
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -253,6 +254,25 @@ def test_a_draft_model_is_an_ordinary_folder(tmp_path: Path) -> None:
         for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
             own = start[f"model.layers.{mine}.{name}"]
             assert torch.equal(own, target.state_dict()[f"model.layers.{theirs}.{name}"])
+
+
+def test_a_draft_model_begins_from_a_target_whose_last_norm_has_another_name(
+    tmp_path: Path,
+) -> None:
+    """LFM2 calls it embedding_norm."""
+    kinds = ["conv", "full_attention", "conv", "full_attention"]
+    sizes = {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
+    folder = tiny_target_folder(tmp_path, "lfm2", **sizes)
+    config = small_config(
+        tmp_path, target=folder, init="target", device="cpu", **KINDS["draft_model"]
+    )
+    target = load_target_model(folder, torch.float32, "cpu")
+    start = load_trained(config, target, read_data(config)[0]).model.state_dict()
+    theirs = target.state_dict()
+    for name in ("embedding_norm.weight", "layers.0.conv.in_proj.weight"):
+        assert torch.equal(start[f"model.{name}"], theirs[f"model.{name}"])
+    last = "layers.{}.self_attn.q_proj.weight".format
+    assert torch.equal(start[f"model.{last(1)}"], theirs[f"model.{last(3)}"])
 
 
 def test_texts_of_a_packed_row_do_not_see_each_other(tmp_path: Path) -> None:

@@ -209,10 +209,15 @@ def _load(config: TrainConfig, target: PreTrainedModel, examples: Sequence[Examp
 
 
 def _copy_layers(model: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Copy what stands around the layers too, such as the last norm, whatever it is called."""
+    own, all_theirs = (one.get_decoder().state_dict() for one in (model, target))
+    fitting = {
+        name: v for name, v in all_theirs.items() if name in own and v.shape == own[name].shape
+    }
+    model.get_decoder().load_state_dict(own | fitting)
     mine, theirs = decoder_layers(model), decoder_layers(target)
     for layer, index in zip(mine, _copied_layers(len(mine), len(theirs)), strict=True):
         layer.load_state_dict(theirs[index].state_dict())
-    model.get_decoder().norm.load_state_dict(target.get_decoder().norm.state_dict())
 
 
 DRAFT_MODEL = Kind(_shape, _load)
