@@ -19,7 +19,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.dataset import Batch, collate, collate_rows
 from blockdraft.measure.acceptance import AcceptanceStats
-from blockdraft.models.target.loading import load_target_model
+from blockdraft.models.target.loading import load_target_model, target_without_weights
 from blockdraft.train import loss as loss_module
 from blockdraft.train.blocks import Anchors, Blocks, sample_anchors
 from blockdraft.train.evaluate import HeldOut
@@ -260,7 +260,7 @@ def test_a_draft_model_begins_from_a_target_whose_last_norm_has_another_name(
     tmp_path: Path,
 ) -> None:
     """LFM2 calls it embedding_norm."""
-    kinds = ["conv", "full_attention", "conv", "full_attention"]
+    kinds = ["full_attention", "conv", "conv", "full_attention"]
     sizes = {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
     folder = tiny_target_folder(tmp_path, "lfm2", **sizes)
     config = small_config(
@@ -269,10 +269,26 @@ def test_a_draft_model_begins_from_a_target_whose_last_norm_has_another_name(
     target = load_target_model(folder, torch.float32, "cpu")
     start = load_trained(config, target, read_data(config)[0]).model.state_dict()
     theirs = target.state_dict()
-    for name in ("embedding_norm.weight", "layers.0.conv.in_proj.weight"):
-        assert torch.equal(start[f"model.{name}"], theirs[f"model.{name}"])
-    last = "layers.{}.self_attn.q_proj.weight".format
-    assert torch.equal(start[f"model.{last(1)}"], theirs[f"model.{last(3)}"])
+    name = "model.embedding_norm.weight"
+    assert torch.equal(start[name], theirs[name])
+    last = "model.layers.{}.self_attn.q_proj.weight".format
+    assert torch.equal(start[last(1)], theirs[last(3)])
+
+
+def test_a_draft_model_that_could_not_be_served_is_refused_before_it_is_trained(
+    tmp_path: Path,
+) -> None:
+    sizes = {"layer_types": ["conv"] * 3 + ["full_attention"], "block_auto_adjust_ff_dim": False}
+    folder = tiny_target_folder(tmp_path, "lfm2", **sizes)
+    config = small_config(tmp_path, target=folder, **KINDS["draft_model"])
+    for init_from in (None, folder):
+        changes = {
+            "init_from": init_from,
+            "num_layers": config.num_layers if init_from is None else None,
+        }
+        changed = dataclasses.replace(config, **changes)
+        with pytest.raises(ModelError, match=r"recurrent layers \(Lfm2.*such as dflash"):
+            drafter_shape(changed, target_without_weights(folder), read_data(config)[0])
 
 
 def test_texts_of_a_packed_row_do_not_see_each_other(tmp_path: Path) -> None:
