@@ -93,7 +93,7 @@ def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 
 def with_own_ids(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """The prompts, of which no two that say something else have the same id.
+    """The prompts, of which no two that say something else have the same id in any turn.
 
     The first one keeps it; the others add a hash of what they say, the same in every run.
     """
@@ -101,11 +101,17 @@ def with_own_ids(prompts: Iterable[Prompt]) -> list[Prompt]:
     named = []
     for prompt in prompts:
         said = _said(prompt)
-        if owners.setdefault(prompt.id, said) != said:
+        names = [turn_id(prompt, turn) for turn in range(len(prompt.turns))]
+        if any(owners.setdefault(name, said) != said for name in names):
             digest = hashlib.sha256(repr(said).encode()).hexdigest()[:12]
             prompt = replace(prompt, id=f"{prompt.id}-{digest}")
         named.append(prompt)
     return named
+
+
+def turn_id(prompt: Prompt, turn: int) -> str:
+    """What a turn, from 0, is called: a later one is a variant, held out with its prompt."""
+    return prompt.id if turn == 0 else f"{prompt.id}+turn{turn + 1}"
 
 
 def _said(prompt: Prompt) -> object:

@@ -10,7 +10,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.data.answer_file import Answered, Key
 from blockdraft.data.answers import Job
 from blockdraft.data.config import DataConfig
-from blockdraft.data.prompts import Prompt, prompt_ids
+from blockdraft.data.prompts import Prompt, prompt_ids, turn_id
 from blockdraft.text.harmony import HarmonySplitter, harmony_marks
 from blockdraft.text.reasoning import ReasoningSplitter
 from blockdraft.text.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ def asked_turns(
     serving = Tokenizer(tokenizer, ())
     for prompt in prompts:
         for temperature, sample in _samples(config, prompt):
-            keys = [(_turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
+            keys = [(turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
             before = [answered[key] for key in keys[:-1] if key in answered]
             is_whole = len(before) == turn and all(answer.response_ids for answer in before)
             if len(prompt.turns) <= turn or not is_whole:
@@ -71,11 +71,6 @@ def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:
     for temperature in temperatures:
         for sample in range(config.samples if temperature > 0 else 1):
             yield temperature, sample
-
-
-def _turn_id(prompt: Prompt, turn: int) -> str:
-    """A later turn is a variant of its prompt: they are held out together."""
-    return prompt.id if turn == 0 else f"{prompt.id}+turn{turn + 1}"
 
 
 def jobs_for(asked: Sequence[Asked], config: DataConfig, answered: Answered) -> Iterator[Job]:

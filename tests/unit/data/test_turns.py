@@ -6,7 +6,7 @@ import pytest
 
 from blockdraft.data.answer_file import PriorAnswer
 from blockdraft.data.config import DataConfig
-from blockdraft.data.prompts import Prompt, prompt_ids
+from blockdraft.data.prompts import Prompt, prompt_ids, turn_id, with_own_ids
 from blockdraft.data.turns import asked_turns
 from tests.tiny import tiny_tokenizer
 
@@ -55,3 +55,15 @@ def test_an_earlier_answer_comes_without_its_thinking(
     assert opening.startswith("<|start|>user\none<|end|>\n<|start|>assistant\n")
     expected = opening.replace("<think>\n", "") + f"{said}<|end|>\n"
     assert tokenizer.decode(asked) == expected + opening.replace("one", "two")
+
+
+@pytest.mark.parametrize("is_chat_first", [True, False])
+def test_no_prompt_has_the_id_of_a_turn_of_another(is_chat_first: bool) -> None:
+    """Its answer would stand for that turn, which would never be asked."""
+    chat = Prompt(id="c", set="s", text="one", later=("two",))
+    prompts = [chat, Prompt(id="c+turn2", set="s", text="three")]
+    named = with_own_ids(prompts if is_chat_first else prompts[::-1])
+    ids = [turn_id(prompt, turn) for prompt in named for turn in range(len(prompt.turns))]
+    assert len(set(ids)) == 3
+    assert named[0].id == ("c" if is_chat_first else "c+turn2")
+    assert with_own_ids([chat, chat]) == [chat, chat]
