@@ -99,7 +99,8 @@ class TrainingRun:
         dequantize(loaded)
         self.loaded = loaded
         self.drafter = load_trained(config, loaded, texts.examples)
-        self.drafter.model.train()
+        # Without the dropout that a language model may have: no state tells what it would draw next.
+        self.drafter.model.eval()
         self.num_parameters = num_trained(self.drafter.model)
         self.trained: dict[str, Any] = {
             "target_sha256": " ".join(
@@ -380,7 +381,6 @@ class TrainingRun:
                 row = self._measure(whole)
                 self.folder.add(whole, row, self._facts(whole))
             self.optimizer.use_masters()
-            self.drafter.model.train()
             self.evaluated = self._now()
             if self.step:
                 self._save()

@@ -231,6 +231,18 @@ def test_what_was_learned_one_token_off_is_not(tmp_path: Path, kind: str) -> Non
     assert known.true_tau() < 1.7
 
 
+def test_a_draft_model_is_trained_without_dropout(tmp_path: Path) -> None:
+    """Nothing random but what a state has, or a run that goes on would be another one."""
+    tiny_target_folder(tmp_path, attention_dropout=0.5)
+    config = small_config(tmp_path, save_steps=3, max_steps=6, **KINDS["draft_model"])
+    train(config)
+    again = dataclasses.replace(config, out=tmp_path / "again")
+    with broken_off(4):
+        train(again)
+    train(again)
+    assert [row["nll"] for row in logged(again.out)] == [row["nll"] for row in logged(config.out)]
+
+
 def test_a_draft_model_is_an_ordinary_folder(tmp_path: Path) -> None:
     config = small_config(
         tmp_path, init="target", max_steps=1, device="cpu", **KINDS["draft_model"]
