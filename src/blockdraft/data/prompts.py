@@ -140,6 +140,7 @@ def prompt_ids(
     encoded = _in_template(
         tokenizer,
         as_messages(prompt.turns, prompt.system, answers),
+        f" of prompt {prompt.id!r} of {prompt.set}",
         add_generation_prompt=True,
         return_dict=True,
         **thinking_options(thinking),
@@ -148,9 +149,12 @@ def prompt_ids(
 
 
 def _in_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **options: bool
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, str]],
+    whose: str = "",
+    **options: bool,
 ) -> Any:
-    """Messages as the chat template writes them.
+    """Messages as the chat template writes them; `whose` they are is for the error.
 
     Raises:
         ConfigError: the template is broken, or refuses them.
@@ -161,7 +165,7 @@ def _in_template(
         reason = reason_of(error)
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(
-            f"the target's chat template fails on messages of {roles}: {reason}; mend the "
+            f"the target's chat template fails on messages of {roles}{whose}: {reason}; mend the "
             "template, or give prompts that it takes"
         ) from error
 

@@ -216,10 +216,10 @@ def _thinking_of(config: TrainConfig) -> Thinking:
 
 
 def _held_out_prompts(config: TrainConfig, held_out: Iterable[Example], room: int) -> list[Encoded]:
-    """The first distinct prompts of each set of at most `room` tokens."""
+    """The first distinct prompts of each set of at most `room` tokens; an empty one is none."""
     by_set: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
     for example in held_out:
-        if len(example.prompt_ids) <= room:
+        if 0 < len(example.prompt_ids) <= room:
             by_set[example.set][example.prompt_ids] = None
     return [
         (name, prompt_ids)

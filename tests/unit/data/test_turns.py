@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.data.answer_file import PriorAnswer
 from blockdraft.data.config import DataConfig
 from blockdraft.data.prompts import Prompt, prompt_ids, turn_id, with_own_ids
@@ -67,3 +68,17 @@ def test_no_prompt_has_the_id_of_a_turn_of_another(is_chat_first: bool) -> None:
     assert len(set(ids)) == 3
     assert named[0].id == ("c" if is_chat_first else "c+turn2")
     assert with_own_ids([chat, chat]) == [chat, chat]
+
+
+def test_a_prompt_that_the_template_refuses_is_named() -> None:
+    """One of a million rows has a system message, and Gemma 2 takes none."""
+    tokenizer = with_template("{% endif %}")
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+        + tokenizer.chat_template
+    )
+    prompt = Prompt(id="p7", set="chats", text="one", system="be kind")
+    with pytest.raises(
+        ConfigError, match=r"messages of system, user of prompt 'p7' of chats: none"
+    ):
+        prompt_ids(tokenizer, prompt)
