@@ -99,7 +99,7 @@ class TrainingRun:
         dequantize(loaded)
         self.loaded = loaded
         self.drafter = load_trained(config, loaded, texts.examples)
-        # Without the dropout that a language model may have: no state tells what it would draw next.
+        # Without the dropout that a language model may have: no state tells what it draws next.
         self.drafter.model.eval()
         self.num_parameters = num_trained(self.drafter.model)
         self.trained: dict[str, Any] = {
