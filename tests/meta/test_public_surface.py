@@ -38,9 +38,9 @@ LIGHT_MODULES = [
     "blockdraft.server.guard",
     "blockdraft.server.params",
     "blockdraft.server.protocol",
-    "blockdraft.server.reasoning",
     "blockdraft.server.responses",
     "blockdraft.server.web",
+    "blockdraft.text.reasoning",
 ]
 
 

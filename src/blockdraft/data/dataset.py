@@ -168,12 +168,14 @@ def count_answer_tokens(examples: Sequence[Example]) -> Counter[int]:
 def unused_special_token(special_ids: Iterable[int], used: Set[int], vocab_size: int) -> int:
     """The first of the special tokens that no text uses, to stand for a masked slot.
 
+    Those of images may be `vocab_size` or above: a target of text alone has no rows for them.
+
     Raises:
         ConfigError: all of them are `used`; a token that is not is named, if there is one below
             `vocab_size`.
     """
     for token in special_ids:
-        if token not in used:
+        if token < vocab_size and token not in used:
             return token
     free = next((token for token in reversed(range(vocab_size)) if token not in used), None)
     if free is None:

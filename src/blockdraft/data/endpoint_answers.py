@@ -296,5 +296,6 @@ class EndpointWriter:
                 "others; serve the target with blockdraft, or with vLLM 0.10.2 or later, which "
                 "honor return_token_ids"
             )
-        finish = "length" if finish == "length" else "stop"
+        # Servers name their ways to break off as they like, such as "abort".
+        finish = "stop" if finish == "stop" else "length"
         return Answer(job=job, response_ids=tuple(ids), finish="loop" if loops(ids) else finish)

@@ -93,7 +93,7 @@ def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 
 def with_own_ids(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """The prompts, of which no two that say something else have the same id.
+    """The prompts, of which no two that say something else have the same id in any turn.
 
     The first one keeps it; the others add a hash of what they say, the same in every run.
     """
@@ -101,11 +101,17 @@ def with_own_ids(prompts: Iterable[Prompt]) -> list[Prompt]:
     named = []
     for prompt in prompts:
         said = _said(prompt)
-        if owners.setdefault(prompt.id, said) != said:
+        names = [turn_id(prompt, turn) for turn in range(len(prompt.turns))]
+        if any(owners.setdefault(name, said) != said for name in names):
             digest = hashlib.sha256(repr(said).encode()).hexdigest()[:12]
             prompt = replace(prompt, id=f"{prompt.id}-{digest}")
         named.append(prompt)
     return named
+
+
+def turn_id(prompt: Prompt, turn: int) -> str:
+    """What a turn, from 0, is called: a later one is a variant, held out with its prompt."""
+    return prompt.id if turn == 0 else f"{prompt.id}+turn{turn + 1}"
 
 
 def _said(prompt: Prompt) -> object:
@@ -134,6 +140,7 @@ def prompt_ids(
     encoded = _in_template(
         tokenizer,
         as_messages(prompt.turns, prompt.system, answers),
+        f" of prompt {prompt.id!r} of {prompt.set}",
         add_generation_prompt=True,
         return_dict=True,
         **thinking_options(thinking),
@@ -142,9 +149,12 @@ def prompt_ids(
 
 
 def _in_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **options: bool
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, str]],
+    whose: str = "",
+    **options: bool,
 ) -> Any:
-    """Messages as the chat template writes them.
+    """Messages as the chat template writes them; `whose` they are is for the error.
 
     Raises:
         ConfigError: the template is broken, or refuses them.
@@ -155,7 +165,7 @@ def _in_template(
         reason = reason_of(error)
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(
-            f"the target's chat template fails on messages of {roles}: {reason}; mend the "
+            f"the target's chat template fails on messages of {roles}{whose}: {reason}; mend the "
             "template, or give prompts that it takes"
         ) from error
 

@@ -157,6 +157,22 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return dict(manifest)
 
 
+def told_thinking(paths: Iterable[Path]) -> set[str]:
+    """What the template was told of thinking when folders of answers were written.
+
+    Answers that come as plain files do not say.
+
+    Raises:
+        ConfigError: a manifest is damaged.
+    """
+    manifests = [read_manifest(path) for path in paths if path.is_dir()]
+    return {
+        run["config"].get("thinking", "template")
+        for manifest in manifests
+        for run in (manifest["runs"] if manifest else ())
+    }
+
+
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write it whole or not at all."""
     write_whole(folder / MANIFEST, json.dumps(dict(manifest), indent=1) + "\n")

@@ -10,7 +10,10 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.data.answer_file import Answered, Key
 from blockdraft.data.answers import Job
 from blockdraft.data.config import DataConfig
-from blockdraft.data.prompts import Prompt, prompt_ids
+from blockdraft.data.prompts import Prompt, prompt_ids, turn_id
+from blockdraft.text.harmony import HarmonySplitter, harmony_marks
+from blockdraft.text.reasoning import ReasoningSplitter
+from blockdraft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +34,32 @@ def asked_turns(
     answered: Answered,
 ) -> Iterator[Asked]:
     """Turn `turn` (from 0) of each conversation that got that far: (key, prompt, its tokens)."""
+    serving = Tokenizer(tokenizer, ())
     for prompt in prompts:
         for temperature, sample in _samples(config, prompt):
-            keys = [(_turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
-            before = [answered[key].response_ids for key in keys[:-1] if key in answered]
-            if len(prompt.turns) <= turn or len(before) < turn or not all(before):
+            keys = [(turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
+            before = [answered[key] for key in keys[:-1] if key in answered]
+            is_whole = len(before) == turn and all(answer.response_ids for answer in before)
+            if len(prompt.turns) <= turn or not is_whole:
                 continue
-            said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in before if ids]
+            said = [_as_sent_back(serving, a.prompt_ids, a.response_ids or ()) for a in before]
             yield keys[-1], prompt, prompt_ids(tokenizer, prompt, said, config.thinking)
+
+
+def _as_sent_back(tokenizer: Tokenizer, asked_ids: Sequence[int], answer_ids: Sequence[int]) -> str:
+    """An answer as clients of our server send it back: without its thinking."""
+    pieces: Sequence[object]
+    if harmony_marks(tokenizer):
+        channels = HarmonySplitter(())
+        pieces = [*channels.push(tokenizer.decode_all(answer_ids)), *channels.close()]
+    elif tokenizer.thinks:
+        sections = ReasoningSplitter(begun=tokenizer.begins_thinking(asked_ids))
+        pieces = [*sections.feed(tokenizer.decode(answer_ids)), *sections.close()]
+    else:
+        return tokenizer.decode(answer_ids)
+    return "".join(
+        piece[1] for piece in pieces if isinstance(piece, tuple) and piece[0] == "content"
+    )
 
 
 def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:
@@ -50,11 +71,6 @@ def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:
     for temperature in temperatures:
         for sample in range(config.samples if temperature > 0 else 1):
             yield temperature, sample
-
-
-def _turn_id(prompt: Prompt, turn: int) -> str:
-    """A later turn is a variant of its prompt: they are held out together."""
-    return prompt.id if turn == 0 else f"{prompt.id}+turn{turn + 1}"
 
 
 def jobs_for(asked: Sequence[Asked], config: DataConfig, answered: Answered) -> Iterator[Job]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from blockdraft.server.calls import Call, CallFinder
-from blockdraft.server.reasoning import Part, ReasoningSplitter
+from blockdraft.text.reasoning import Part, ReasoningSplitter
 
 AnswerPart = Part | Call
 

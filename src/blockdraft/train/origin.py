@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import RequestError
 from blockdraft.data.identity import template_sha256
-from blockdraft.data.shards import read_manifest
+from blockdraft.data.shards import told_thinking
 from blockdraft.engine.probe import describe_probe, encode_probe, read_probe, run_probe
 from blockdraft.engine.trained_thinking import MIXED
 from blockdraft.models.draft.checkpoint import read_provenance, write_provenance
@@ -29,20 +29,14 @@ logger = logging.getLogger(__name__)
 def describe_target(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
     """The target by its weights, precision and chat template; what is not known is None.
 
-    `thinking` is what the template was told when the answers were made; answers that come as plain
-    files do not say.
+    `thinking` is what the template was told when the answers were made.
 
     Raises:
         ConfigError: a manifest of answers is damaged.
         ModelError: the target's weights cannot be read.
     """
     tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
-    manifests = [read_manifest(path) for path in config.data if path.is_dir()]
-    told = {
-        run["config"].get("thinking", "template")
-        for manifest in manifests
-        for run in (manifest["runs"] if manifest else ())
-    }
+    told = told_thinking(config.data)
     return {
         "weights_sha256": weights_sha256(config.target),
         "dtype": str(dtype).removeprefix("torch."),

@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 NUM_TIMED = 3
 """Steps that tell how long one takes."""
+LATE = 0.95
+"""Of a run: behind it the evaluation at the end is near enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,8 @@ class TrainingRun:
         dequantize(loaded)
         self.loaded = loaded
         self.drafter = load_trained(config, loaded, texts.examples)
-        self.drafter.model.train()
+        # Without the dropout that a language model may have: no state tells what it draws next.
+        self.drafter.model.eval()
         self.num_parameters = num_trained(self.drafter.model)
         self.trained: dict[str, Any] = {
             "target_sha256": " ".join(
@@ -238,11 +241,15 @@ class TrainingRun:
                 logger.warning("%s", warning)
 
     def _train(self) -> None:
-        if self.step == 0:
-            self._evaluate()
         evaluation = Interval(self.config.eval_minutes, self.config.eval_steps)
         saving = Interval(self.config.save_minutes, self.config.save_steps)
         self._decide_progress()
+        # One that a signal came before, or broke off, is made up for, or all later ones would be
+        # of other steps than without the signal.
+        was_due = evaluation.is_due(self.evaluated, self._now()) and self.progress < LATE
+        if any(self.processes.decided([self.step == 0 or was_due])):
+            self._evaluate()
+            self._decide_progress()
         self.begun = _Moment(self.clock.seconds, self.step, self.progress)
         while self.progress < 1:
             self.next_step()
@@ -250,7 +257,7 @@ class TrainingRun:
             if self.config.max_minutes is not None and self.step == self.begun.step + NUM_TIMED:
                 self._warn(few_steps(self._expected_steps()))
             # One process decides for all: their clocks differ, and signals come when they come.
-            now, is_late = self._now(), self.progress >= 0.95
+            now, is_late = self._now(), self.progress >= LATE
             is_due = evaluation.is_due(self.evaluated, now) and not is_late
             wants = is_due, saving.is_due(self.saved, now), self.stop.signal
             evaluates, saves, signal = self.processes.decided(wants)
@@ -374,7 +381,6 @@ class TrainingRun:
                 row = self._measure(whole)
                 self.folder.add(whole, row, self._facts(whole))
             self.optimizer.use_masters()
-            self.drafter.model.train()
             self.evaluated = self._now()
             if self.step:
                 self._save()

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from transformers import AutoTokenizer, PreTrainedModel
 
-from blockdraft.core.config import LLMConfig
+from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.prompts import Prompt, check_template, prompt_ids, read_prompts
+from blockdraft.data.shards import told_thinking
 from blockdraft.data.store import Example
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.load import make_drafter, make_target
@@ -155,8 +156,10 @@ def real_decoding(
     prompts = prompts_to_decode(config, model, held_out)
     eos_ids = load_tokenizer(config.target).eos_ids
     # By what is said: a template may write today's date into the tokens.
-    said = _read_named(config) if config.tau_prompts else prompts
-    return RealDecoding(model, eos_ids, prompts, config.tau_max_tokens, repr(said))
+    said = repr(_read_named(config) if config.tau_prompts else prompts)
+    if config.tau_prompts and (thinking := _thinking_of(config)) != "template":
+        said += f" thinking {thinking}"
+    return RealDecoding(model, eos_ids, prompts, config.tau_max_tokens, said)
 
 
 def prompts_to_decode(
@@ -200,16 +203,23 @@ def _named_prompts(config: TrainConfig) -> list[Encoded]:
     if not prompts:
         names = ", ".join(map(str, config.tau_prompts))
         raise ConfigError(f"tau_prompts {names} hold no prompt; give others, or leave it out")
+    thinking = _thinking_of(config)
     if not all(prompt.is_plain for prompt in prompts):
-        check_template(tokenizer)
-    return [(prompt.set, prompt_ids(tokenizer, prompt)) for prompt in prompts]
+        check_template(tokenizer, thinking)
+    return [(prompt.set, prompt_ids(tokenizer, prompt, (), thinking)) for prompt in prompts]
+
+
+def _thinking_of(config: TrainConfig) -> Thinking:
+    """As all answers to train on were asked for; the template's default if that is not known."""
+    told = told_thinking(config.data)
+    return "on" if told == {"on"} else "off" if told == {"off"} else "template"
 
 
 def _held_out_prompts(config: TrainConfig, held_out: Iterable[Example], room: int) -> list[Encoded]:
-    """The first distinct prompts of each set of at most `room` tokens."""
+    """The first distinct prompts of each set of at most `room` tokens; an empty one is none."""
     by_set: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
     for example in held_out:
-        if len(example.prompt_ids) <= room:
+        if 0 < len(example.prompt_ids) <= room:
             by_set[example.set][example.prompt_ids] = None
     return [
         (name, prompt_ids)

@@ -197,6 +197,8 @@ def test_tokens_are_counted_in_answers_only():
 
 def test_mask_token_is_the_first_special_one_that_no_text_holds():
     assert unused_special_token([3, 1, 9, 5], {1, 2, 3}, 10) == 9
+    # The tokenizer of a target of text alone may have tokens of images, behind its last row.
+    assert unused_special_token([3, 10, 5], {1, 2, 3}, 10) == 5
     with pytest.raises(ConfigError, match=r"set mask_token_id to .*, such as 8"):
         unused_special_token([1, 2], {1, 2, 3, 9}, 10)
     with pytest.raises(ConfigError, match="all 4 tokens of the vocabulary occur"):

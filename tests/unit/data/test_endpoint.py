@@ -185,6 +185,22 @@ def test_answers_that_break_off_are_tried_again(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("told", "finish"),
+    [("stop", "stop"), ("length", "length"), ("abort", "length"), (None, "length")],
+)
+def test_an_answer_without_its_end_counts_as_cut_off(told, finish):
+    """It is asked for again, and no later turn goes on from it."""
+
+    def answer(body):
+        status, said = good_answer(body)
+        said["choices"][0]["finish_reason"] = told
+        return status, said
+
+    with server_of(answer) as (url, _):
+        assert answers_of(url, jobs(1), slots=1)["0"].finish == finish
+
+
+@pytest.mark.parametrize(
     ("reply", "words"),
     [
         ((200, {"choices": [{"text": "hi", "finish_reason": "stop"}]}), "returns no token ids"),

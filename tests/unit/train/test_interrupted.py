@@ -22,6 +22,7 @@ from blockdraft.train.__main__ import main
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run
 from blockdraft.train.keys import describe_keys
+from blockdraft.train.run_log import evaluations
 from blockdraft.train.run_state import saved_step
 from blockdraft.train.stopping import Stopped, StopSignals
 from blockdraft.train.trainer import train
@@ -123,6 +124,26 @@ def test_a_signal_during_an_evaluation_ends_the_run(config, monkeypatch):
     with pytest.raises(Stopped):
         train(config)
     assert saved_step(config.out / training_run.STATE) == 0
+
+
+@pytest.mark.parametrize("when", ["next_step", "_measure"])
+def test_an_evaluation_that_a_signal_prevented_is_made_up_for(config, monkeypatch, when):
+    """It is not made a step later, and neither are those behind it."""
+    config = replace(config, eval_steps=4, save_steps=None)
+    whole = getattr(training_run.TrainingRun, when)
+
+    def signaled(run, *arguments):
+        if run.step == (3 if when == "next_step" else 4):
+            signal.raise_signal(15)
+        return whole(run, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run.TrainingRun, when, signaled)
+        with pytest.raises(Stopped):
+            train(config)
+    assert saved_step(config.out / training_run.STATE) == 4
+    train(config)
+    assert [row["step"] for row in evaluations(config.out)] == [0, 4, 8, 10]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,6 +5,7 @@ was trained one token off knows them as well, and is of no use in decoding.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,21 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.dataset import Batch, collate, collate_rows
 from blockdraft.measure.acceptance import AcceptanceStats
-from blockdraft.models.target.loading import load_target_model
-from blockdraft.train.blocks import Anchors, Blocks
+from blockdraft.models.target.loading import load_target_model, target_without_weights
+from blockdraft.train import loss as loss_module
+from blockdraft.train.blocks import Anchors, Blocks, sample_anchors
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.kinds.base import TeacherForced, TrainedDrafter
 from blockdraft.train.kinds.block import BlockDrafter
 from blockdraft.train.kinds.table import drafter_shape, load_trained
+from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.prepare import read_data
+from blockdraft.train.step import accumulate_gradients
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import serving
 from tests.rows import write_rows
+from tests.tiny import tiny_target_folder
 from tests.train_runs import broken_off, logged, small_config
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -163,6 +168,37 @@ class ByHeart:
         return acceptance.acceptance_length
 
 
+@each_kind
+def test_the_head_in_chunks_gives_every_weight_the_same_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings: dict[str, Any] = {"num_frequent": 0, "device": "cpu"}
+    config = small_config(tmp_path, **settings | KINDS[kind])
+    target = load_target_model(config.target, torch.float32, "cpu")
+    examples, _ = read_data(config)
+    drafter = load_trained(config, target, examples)
+    frozen = FrozenTarget(target, drafter.feature_layers)
+    batch = collate(examples[:4])
+    generator = torch.Generator().manual_seed(0)
+    anchors = drafter.draw(sample_anchors(batch, 6, generator), generator)
+    states = frozen.states(batch.token_ids)
+    vocabulary = PartialVocabulary(frozen.lm_head_weight, Counter(), 0, 0).draw(
+        batch.token_ids, generator
+    )
+    found: list[dict[str, torch.Tensor | None]] = []
+    for limit in (2**25, 2000):
+        monkeypatch.setattr(loss_module, "CHUNK_LOGITS", limit)
+        drafter.model.zero_grad()
+        data = (drafter, frozen, batch, states, anchors, vocabulary, config)
+        accumulate_gradients(*data, scale=0.01, num_groups=anchors.num_groups(4))
+        trained = ((n, p) for n, p in drafter.model.named_parameters() if p.requires_grad)
+        found.append({name: p.grad for name, p in trained})
+    whole, chunked = found
+    for name, gradient in whole.items():
+        assert gradient is not None, name
+        torch.testing.assert_close(chunked[name], gradient, atol=1e-6, rtol=1e-3, msg=name)
+
+
 @pytest.mark.slow
 @each_kind
 def test_what_is_known_by_heart_is_accepted(tmp_path: Path, kind: str) -> None:
@@ -195,6 +231,18 @@ def test_what_was_learned_one_token_off_is_not(tmp_path: Path, kind: str) -> Non
     assert known.true_tau() < 1.7
 
 
+def test_a_draft_model_is_trained_without_dropout(tmp_path: Path) -> None:
+    """Nothing random but what a state has, or a run that goes on would be another one."""
+    tiny_target_folder(tmp_path, attention_dropout=0.5)
+    config = small_config(tmp_path, save_steps=3, max_steps=6, **KINDS["draft_model"])
+    train(config)
+    again = dataclasses.replace(config, out=tmp_path / "again")
+    with broken_off(4):
+        train(again)
+    train(again)
+    assert [row["nll"] for row in logged(again.out)] == [row["nll"] for row in logged(config.out)]
+
+
 def test_a_draft_model_is_an_ordinary_folder(tmp_path: Path) -> None:
     config = small_config(
         tmp_path, init="target", max_steps=1, device="cpu", **KINDS["draft_model"]
@@ -218,6 +266,41 @@ def test_a_draft_model_is_an_ordinary_folder(tmp_path: Path) -> None:
         for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
             own = start[f"model.layers.{mine}.{name}"]
             assert torch.equal(own, target.state_dict()[f"model.layers.{theirs}.{name}"])
+
+
+def test_a_draft_model_begins_from_a_target_whose_last_norm_has_another_name(
+    tmp_path: Path,
+) -> None:
+    """LFM2 calls it embedding_norm."""
+    kinds = ["full_attention", "conv", "conv", "full_attention"]
+    sizes = {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
+    folder = tiny_target_folder(tmp_path, "lfm2", **sizes)
+    config = small_config(
+        tmp_path, target=folder, init="target", device="cpu", **KINDS["draft_model"]
+    )
+    target = load_target_model(folder, torch.float32, "cpu")
+    start = load_trained(config, target, read_data(config)[0]).model.state_dict()
+    theirs = target.state_dict()
+    name = "model.embedding_norm.weight"
+    assert torch.equal(start[name], theirs[name])
+    last = "model.layers.{}.self_attn.q_proj.weight".format
+    assert torch.equal(start[last(1)], theirs[last(3)])
+
+
+def test_a_draft_model_that_could_not_be_served_is_refused_before_it_is_trained(
+    tmp_path: Path,
+) -> None:
+    sizes = {"layer_types": ["conv"] * 3 + ["full_attention"], "block_auto_adjust_ff_dim": False}
+    folder = tiny_target_folder(tmp_path, "lfm2", **sizes)
+    config = small_config(tmp_path, target=folder, **KINDS["draft_model"])
+    for init_from in (None, folder):
+        changes = {
+            "init_from": init_from,
+            "num_layers": config.num_layers if init_from is None else None,
+        }
+        changed = dataclasses.replace(config, **changes)
+        with pytest.raises(ModelError, match=r"recurrent layers \(Lfm2.*such as dflash"):
+            drafter_shape(changed, target_without_weights(folder), read_data(config)[0])
 
 
 def test_texts_of_a_packed_row_do_not_see_each_other(tmp_path: Path) -> None:

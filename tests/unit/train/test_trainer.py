@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from blockdraft.core.errors import ConfigError, DiskError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.prompts import Prompt, prompt_ids
+from blockdraft.data.shards import write_manifest
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.vocabulary import write_draft_vocabulary
 from blockdraft.models.target.sequential import SequentialTarget
@@ -131,12 +132,35 @@ def test_the_speed_up_is_the_median_of_the_prompts(config, tmp_path, monkeypatch
         assert row["speedup"]["mine"] == row["speedup"]["all"] == 2.0
 
 
+@pytest.mark.parametrize(
+    ("told", "ending"), [(["on"], ""), (["off", "off"], "!"), (["on", "off"], ""), ([], "")]
+)
+def test_prompts_are_asked_with_thinking_as_the_answers_were(config, tmp_path, told, ending):
+    with (config.target / "chat_template.jinja").open("a", encoding="utf-8") as template:
+        template.write("{% if not enable_thinking | default(true) %}!{% endif %}")
+    folders = []
+    for number, thinking in enumerate(told):
+        folders.append(tmp_path / f"answers-{number}")
+        folders[-1].mkdir()
+        hashes = {name: {"sha256": "0"} for name in ("target", "template")}
+        write_manifest(folders[-1], hashes | {"runs": [{"config": {"thinking": thinking}}]})
+    path = write_rows(tmp_path / "mine.jsonl", [{"prompt": "abc"}])
+    config = dataclasses.replace(
+        config, data=(*config.data, *folders), tau_prompts=(path,), tau_limit=1, tau_max_tokens=6
+    )
+    ((_, asked),) = prompts_to_decode(config, tiny_target(), [])
+    text = AutoTokenizer.from_pretrained(config.target).decode(asked)
+    assert text.endswith("<|start|>assistant\n" + ending)
+
+
 def test_prompts_that_leave_no_room_are_not_decoded(config):
     _, held_out = prepare.read_data(config)
     lengths = {len(example.prompt_ids) for example in held_out}
     assert lengths > {6, 7}
     config = dataclasses.replace(config, tau_limit=9, tau_max_tokens=CONTEXT - 7)
-    decoded = prompts_to_decode(config, tiny_target(), held_out)
+    # A text of somebody else may have no prompt, from which nothing can be decoded.
+    empty = dataclasses.replace(held_out[0], prompt_ids=())
+    decoded = prompts_to_decode(config, tiny_target(), [empty, *held_out])
     assert {len(prompt_ids) for _, prompt_ids in decoded} == {6, 7}
 
 

@@ -103,7 +103,10 @@ class TrainedDrafter(Protocol):
         return self.slots(context, blocks, anchors, embed_weight)
 
     def logits(self, hidden: Tensor, head: Tensor) -> Tensor:
-        """Hidden states [..., D] through rows [n, D] of the target's head -> [..., n]."""
+        """Hidden states [..., D] through rows [n, D] of the target's head -> [..., n].
+
+        By no weights that are trained: their gradient is not collected, see `chunked_loss`.
+        """
         ...
 
     def greedy_guesses(self, hidden: Tensor, logits: Tensor, anchors: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from blockdraft.core.words import counted
 from blockdraft.data.dataset import Batch
 from blockdraft.data.store import Example
 from blockdraft.models.draft.checkpoint import WEIGHTS_NAME, write_index, write_provenance
+from blockdraft.models.layers.recurrent import is_recurrent
 from blockdraft.models.supported import decoder_layers
 from blockdraft.models.target.loading import (
     load_target_model,
@@ -152,9 +153,11 @@ def _without_weights(config: TrainConfig, target: PreTrainedModel) -> PreTrained
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(_thin_config(config, target))
         assert isinstance(model, PreTrainedModel)
+        _refuse_recurrent(model)
         return model
     refuse_settings(config, f"draft_model from {config.init_from}", ["num_layers"])
     model = target_without_weights(config.init_from)
+    _refuse_recurrent(model)
     own, theirs = (m.get_input_embeddings().weight.shape for m in (model, target))
     if own != theirs:
         raise ModelError(
@@ -162,6 +165,16 @@ def _without_weights(config: TrainConfig, target: PreTrainedModel) -> PreTrained
             f"and the target of {list(theirs)}; use one with the target's tokenizer and width"
         )
     return model
+
+
+def _refuse_recurrent(model: PreTrainedModel) -> None:
+    """Raise ModelError for layers that no draft model may have when it is served."""
+    if is_recurrent(model):
+        raise ModelError(
+            f"a draft model of this kind has recurrent layers ({type(model).__name__}), whose "
+            "state cannot be taken back behind rejected tokens; train another architecture, such "
+            "as dflash"
+        )
 
 
 def _shape(
@@ -209,10 +222,15 @@ def _load(config: TrainConfig, target: PreTrainedModel, examples: Sequence[Examp
 
 
 def _copy_layers(model: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Copy what stands around the layers too, such as the last norm, whatever it is called."""
+    own, all_theirs = (one.get_decoder().state_dict() for one in (model, target))
+    fitting = {
+        name: v for name, v in all_theirs.items() if name in own and v.shape == own[name].shape
+    }
+    model.get_decoder().load_state_dict(own | fitting)
     mine, theirs = decoder_layers(model), decoder_layers(target)
     for layer, index in zip(mine, _copied_layers(len(mine), len(theirs)), strict=True):
         layer.load_state_dict(theirs[index].state_dict())
-    model.get_decoder().norm.load_state_dict(target.get_decoder().norm.state_dict())
 
 
 DRAFT_MODEL = Kind(_shape, _load)

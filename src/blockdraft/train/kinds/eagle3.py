@@ -78,7 +78,7 @@ class Eagle3Drafter(TeacherForced):
     def slots(
         self, context: Sequence[Tensor], blocks: Blocks, anchors: Anchors, embed_weight: Tensor
     ) -> Tensor:
-        """See TrainedDrafter.slots."""
+        """See TrainedDrafter.slots: normed, so that the logits have no weights of their own."""
         before, k, v = context
         places, device = anchors.positions, before.device
         num_context, num_anchors = int(places.max()), places.shape[1]
@@ -97,12 +97,12 @@ class Eagle3Drafter(TeacherForced):
             seen = torch.cat((seen, own), dim=2)
             embeddings = self.model.embed(inputs[:, :, step], embed_weight)
             hidden = self.model(embeddings, hidden, positions[:, :, step], chains, seen[:, None])
-            steps.append(hidden)
+            steps.append(self.model.norm(hidden))
         return torch.stack(steps, dim=2)
 
     def logits(self, hidden: Tensor, head: Tensor) -> Tensor:
         """See TrainedDrafter.logits."""
-        return F.linear(self.model.norm(hidden), head)
+        return F.linear(hidden, head)
 
 
 _OF_OTHERS = (

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from blockdraft.server.reasoning import ReasoningSplitter
+from blockdraft.text.reasoning import ReasoningSplitter
 
 TEXTS = [
     ("<think>\none two\n</think>\n\nthree\n", False, "one two", "three\n"),
