@@ -44,7 +44,8 @@ def test_what_is_compiled_for_the_first_projection_is_not_timed(way: Way, monkey
     with target.released_after():
         costs = measure_costs(target, drafter)
     assert clock.ahead
-    assert 0.0 < costs.project(100) < COMPILING / 10
+    # Not more than nothing: on a busy machine more features may seem to take less time.
+    assert 0.0 <= costs.project(100) < COMPILING / 10
 
 
 def test_a_drafter_with_a_cache_of_its_own_computes_what_is_timed(monkeypatch) -> None:
