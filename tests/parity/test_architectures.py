@@ -265,6 +265,15 @@ RECURRENT: Mapping[str, Mapping[str, Any]] = {
 STATES_ALONE = ("FalconMamba", "Mamba", "Mamba2")
 """No attention at all, so nothing lies in pages."""
 ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "Llama4": (
+        {
+            "attention_chunk_size": WINDOW,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 16,
+            "layer_types": ["chunked_attention", "full_attention"] * 2,
+        },
+        "does not tell its attention what window",
+    ),
     "Zamba2": (RECURRENT["Zamba2"], "share an attention"),
     **{name: (RECURRENT[name], "keep a state and no keys") for name in STATES_ALONE},
 }

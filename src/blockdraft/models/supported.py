@@ -134,13 +134,20 @@ def _rotary_modules(model: PreTrainedModel, rope_type: str) -> list[Any]:
     ]
 
 
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """What makes hidden states of tokens, without the output head."""
+    decoder: nn.Module = model.get_decoder()
+    # Llama 4's own method returns the whole model.
+    return model.get_submodule("model") if decoder is model else decoder
+
+
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The layers whose outputs are features.
 
     Raises:
         ModelError: the model keeps no list of them.
     """
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         # Older models call them otherwise: `h` in GPT-2.

@@ -16,7 +16,7 @@ from blockdraft.models.draft.config import (
     default_target_layer_ids,
 )
 from blockdraft.models.draft.dflash import DraftLayer, DraftModel
-from blockdraft.models.supported import decoder_layers, head_dim_of
+from blockdraft.models.supported import decoder_layers, decoder_of, head_dim_of
 
 _NORMS_OF_HEADS = {f"self_attn.{name}_norm.weight" for name in "qk"}
 """What a layer of a drafter always has; many targets have none."""
@@ -164,7 +164,7 @@ def copy_target_layers(model: DraftModel, target: PreTrainedModel) -> None:
         model.fc.weight.zero_()
         model.fc.weight[:, -model.config.target_hidden_size :] = torch.eye(model.config.hidden_size)
         model.hidden_norm.weight.copy_(layers[0].get_parameter("input_layernorm.weight"))
-        model.norm.weight.copy_(target.get_decoder().get_parameter("norm.weight"))
+        model.norm.weight.copy_(decoder_of(target).get_parameter("norm.weight"))
 
 
 def check_copy(model: DraftModel, target: PreTrainedModel) -> nn.ModuleList:

@@ -20,7 +20,7 @@ from blockdraft.core.files import folder_lock, full_disk_refused, reserve_disk, 
 from blockdraft.data.dataset import Batch, Row, collate
 from blockdraft.data.identity import texts_sha256
 from blockdraft.data.store import Example, TextStore
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, decoder_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class FrozenTarget:
         layer_ids: Sequence[int],
         most: Callable[[int], int] | None = None,
     ) -> None:
-        self._decoder: nn.Module = model.get_decoder()
+        self._decoder = decoder_of(model)
         layers = decoder_layers(model)
         if max(layer_ids, default=-1) >= len(layers):
             raise ModelError(

@@ -23,7 +23,7 @@ from blockdraft.data.dataset import Batch
 from blockdraft.data.store import Example
 from blockdraft.models.draft.checkpoint import WEIGHTS_NAME, write_index, write_provenance
 from blockdraft.models.layers.recurrent import is_recurrent
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, decoder_of
 from blockdraft.models.target.loading import (
     load_target_model,
     resolve_dtype,
@@ -79,7 +79,7 @@ class SmallModel(TeacherForced):
         token_ids = batch.token_ids.new_zeros(shape)
         token_ids[places] = batch.token_ids[is_token]
         # No mask: rows are causal, so nothing real looks at the padding.
-        states = self.model.get_decoder()(input_ids=token_ids, use_cache=False).last_hidden_state
+        states = decoder_of(self.model)(input_ids=token_ids, use_cache=False).last_hidden_state
         found = states.new_zeros(*is_token.shape, states.shape[-1])
         found[is_token] = states[places]
         return [found]
@@ -223,11 +223,11 @@ def _load(config: TrainConfig, target: PreTrainedModel, examples: Sequence[Examp
 
 def _copy_layers(model: PreTrainedModel, target: PreTrainedModel) -> None:
     """Copy what stands around the layers too, such as the last norm, whatever it is called."""
-    own, all_theirs = (one.get_decoder().state_dict() for one in (model, target))
+    own, all_theirs = (decoder_of(one).state_dict() for one in (model, target))
     fitting = {
         name: v for name, v in all_theirs.items() if name in own and v.shape == own[name].shape
     }
-    model.get_decoder().load_state_dict(own | fitting)
+    decoder_of(model).load_state_dict(own | fitting)
     mine, theirs = decoder_layers(model), decoder_layers(target)
     for layer, index in zip(mine, _copied_layers(len(mine), len(theirs)), strict=True):
         layer.load_state_dict(theirs[index].state_dict())
