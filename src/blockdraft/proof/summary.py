@@ -119,7 +119,10 @@ def _way(check: Mapping[str, Any]) -> Line:
     found += f"tau {check['acceptance_length']:.2f}, {counted(len(differences), 'difference')}"
     if near := len(differences) - check["num_failures"]:
         found += f" ({counted(near, 'near-tie')})"
-    return Line(check["name"], found, "failed" if check["num_failures"] else "ok")
+    found = "; ".join([found, *check["lacks"]])
+    if check["num_failures"] or check["lacks"]:
+        return Line(check["name"], found, "failed")
+    return Line(check["name"], found, "ok" if check["num_cases"] else "note")
 
 
 def _context(check: Mapping[str, Any]) -> Line:
