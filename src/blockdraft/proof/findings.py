@@ -16,7 +16,7 @@ from blockdraft.proof.forced import Noise
 from blockdraft.proof.ways import Output, Way
 from blockdraft.speculate.merge import sources_of
 
-ProofVerdict = Literal["proven", "failed", "partial"]
+ProofVerdict = Literal["proven", "no-violation", "failed", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,12 @@ class Findings:
 
     @property
     def verdict(self) -> ProofVerdict:
-        """A failure is one also if the proof was interrupted."""
+        """A failure is one also if the proof was interrupted. With exact off nothing is proven."""
         if self.failures:
             return "failed"
-        return "proven" if self.is_whole else "partial"
+        if not self.is_whole:
+            return "partial"
+        return "proven" if self.noise is None else "no-violation"
 
 
 def lacks_of(

@@ -35,9 +35,9 @@ class Section:
 def verdict_line(certificate: Mapping[str, Any]) -> str:
     """The verdict in one sentence."""
     verdict = certificate["verdict"]
-    if verdict == "proven" and certificate["config"]["exact"]:
-        return "PROVEN: drafted output equals plain output, bit for bit"
     if verdict == "proven":
+        return "PROVEN: drafted output equals plain output, bit for bit"
+    if verdict == "no-violation":
         near = certificate["num_differences"]
         found = f"{counted(near, 'near-tie')}, nothing else" if near else "no output differs"
         return f"NO VIOLATION: drafted against plain, which exact off lets differ: {found}"
