@@ -56,7 +56,7 @@ FROM_MEMORY = Way(
 TREES = Way("trees", "drafted as trees, many cases at once", depth="trees", together=True)
 LOOKUP = Way(
     "lookup",
-    "drafted as trees, what is looked up merged into them, many cases at once",
+    "drafted as trees where the target takes them, what is looked up merged in, many cases at once",
     depth="trees",
     together=True,
     looks_up=True,
@@ -96,10 +96,11 @@ Done = Callable[[Case], None]
 def ways_of(llm: LLM) -> list[Way]:
     """The ways that are held against PLAIN.
 
-    Memory is shared by requests that run in pages only.
+    Memory is shared by requests that run in pages only, and some targets take no trees.
     """
+    trees = [TREES] if llm.engine.target.takes_trees else []
     from_memory = [FROM_MEMORY] if isinstance(llm.engine.target.memory, Pages) else []
-    return [DRAFTED, BATCHED, CHUNKS, TREES, LOOKUP, *from_memory, ADAPTIVE, AS_SERVED]
+    return [DRAFTED, BATCHED, CHUNKS, *trees, LOOKUP, *from_memory, ADAPTIVE, AS_SERVED]
 
 
 def run(

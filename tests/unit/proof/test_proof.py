@@ -22,7 +22,17 @@ from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.differences import first_differences
 from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
-from blockdraft.proof.ways import BATCHED, CHUNKS, DRAFTED, FROM_MEMORY, LOOKUP, PLAIN, run
+from blockdraft.proof.ways import (
+    BATCHED,
+    CHUNKS,
+    DRAFTED,
+    FROM_MEMORY,
+    LOOKUP,
+    PLAIN,
+    TREES,
+    run,
+    ways_of,
+)
 from blockdraft.speculate.verify import Verdict
 from tests.small_llm import assert_nothing_left, load_llm
 
@@ -299,6 +309,14 @@ def test_a_context_of_no_numbers_is_wrong(
     case = plan_cases(llm, CORPUS, [], CONFIG).cases[0]
     run(llm, [case], PLAIN)
     assert not check_context(llm.engine, case).is_right
+
+
+def test_a_target_that_takes_no_trees_is_not_proven_with_trees(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (TREES in ways_of(llm)) == llm.engine.target.takes_trees
+    monkeypatch.setattr(llm.engine.target, "takes_trees", False)
+    assert TREES not in ways_of(llm)
 
 
 def test_a_proof_needs_a_batch(folders: tuple[Path, Path]) -> None:
