@@ -12,6 +12,7 @@ from blockdraft.allocation import cost_measurement
 from blockdraft.core import remembered
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.machine import OtherWork, num_cpus
+from blockdraft.measure.identity import hash_model
 from blockdraft.models.target.paged import PagedTarget
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
@@ -73,6 +74,17 @@ def test_other_weights_and_other_settings_are_tested(folders, counted, tmp_path)
     other = tiny_target_folder(tmp_path / "other", num_hidden_layers=3)
     LLM(str(other), None, dtype="float32")
     assert counted == ["invariance"] * 4
+
+
+def test_a_target_whose_own_code_has_changed_is_tested_again(folders, counted):
+    code = Path(folders[0]) / "modeling_own.py"
+    code.write_text("layers = 1", encoding="utf-8")
+    known = hash_model(code.parent)
+    LLM(folders[0], None, dtype="float32")
+    code.write_text("layers = 2", encoding="utf-8")
+    LLM(folders[0], None, dtype="float32")
+    assert counted == ["invariance"] * 2
+    assert hash_model(code.parent) != known
 
 
 def test_times_taken_beside_other_programs_serve_while_they_run(

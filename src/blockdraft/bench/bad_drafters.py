@@ -17,7 +17,7 @@ def make_bad(llm: LLM, fault: Fault) -> None:
     """Make a loaded drafter bad, in place: it works as before, and something else is handed on.
 
     "noise": random tokens. "wrong": every guess becomes its neighbor in the vocabulary, so what was
-    right is wrong.
+    right is wrong. What drafts without a model, such as lookup, is left as it is.
 
     Raises:
         ConfigError: there is no drafter.

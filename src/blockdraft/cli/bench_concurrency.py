@@ -144,7 +144,9 @@ def never_slower(
     bad_drafter: Annotated[
         BadDrafter,
         typer.Option(
-            help="Make the drafter bad on purpose: noise guesses at random, wrong is always wrong."
+            help="Make the drafter's model bad on purpose: noise guesses at random, wrong is "
+            "always wrong. Lookup and n-grams stay as good as they are: leave them out with "
+            "--no-lookup --no-ngrams."
         ),
     ] = "no",
     seconds: Annotated[

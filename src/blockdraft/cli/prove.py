@@ -80,7 +80,7 @@ def prove(
 
     Decodes prompts with drafts and without, in several ways, and compares them bit for bit. Then
     plants faults in the engine, which these tests must find. Exits with 0 if no output differs,
-    and with 1 if one does or a planted fault is missed.
+    and with 1 if one does, a planted fault is missed, or a test has tested nothing.
     """
     asked = _options(ctx.params) if replay is None else _replayed(ctx, replay)
     inputs = [*asked.paths, *([] if replay is None else [replay])]

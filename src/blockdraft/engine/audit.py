@@ -35,9 +35,12 @@ What = Literal["token", "end", "text"]
 
 _FORCED = SamplingParams(logprobs=0, prompt_logprobs=True, num_draft_tokens=0)
 """Parameters of the audited tokens: one long prompt, with logits at all of its positions."""
-_OF_TEXT = {"weights", "tokenizer", "environment"}
+_OF_TEXT = {
+    *("weights", "tokenizer", "environment"),
+    *("code", "blockdraft", "transformers", "tokenizers", "llguidance"),
+}
 """The parts of an environment that the end and the text of given tokens depend on. Which tokens end
-an answer is covered by the hash of the weights."""
+an answer is covered by the hash of the weights; another version may have ended it elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,8 @@ def remembered_path(key: dict[str, Any]) -> Path:
 
 def _fingerprint(folder: Path) -> list[str]:
     """Of the weights, by samples, and of all that says how they are used."""
-    return [sample_files(folder, ("*.safetensors", "*.gguf")), hash_files(folder, ("*.json",))]
+    used_by = hash_files(folder, ("*.json", "*.py"))  # code that comes with a model is run too
+    return [sample_files(folder, ("*.safetensors", "*.gguf")), used_by]
 
 
 def _machine(device: str) -> list[str]:

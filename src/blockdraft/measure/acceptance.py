@@ -11,6 +11,9 @@ from blockdraft.core.plan import Proposal
 class AcceptanceStats:
     """Counts over decoding passes: target passes over an anchor. Prompt passes do not count.
 
+    One that computes a preempted sequence again does, as a pass without drafts, for its token comes
+    behind others. The ledger and `explain` have it among the prompts'.
+
     tau, the acceptance length, is tokens committed per pass, the bonus included, tokens cut off
     behind a stop excluded. `histogram[k]` is the number of passes that committed k tokens.
     `drafted[i]` and `accepted[i]` count how often depth i (from 0) held candidates, and how often

@@ -16,7 +16,7 @@ from blockdraft.measure.provenance import versions
 
 PACKAGE = Path(__file__).parents[1]
 KERNELS = PACKAGE / "kernels"
-_WEIGHTS = ("*.safetensors", "*.gguf", "config.json", "generation_config.json")
+_WEIGHTS = ("*.safetensors", "*.gguf", "config.json", "generation_config.json", "*.py")
 _NATIVE = ("**/*.cpp", "**/*.h")
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
 _PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy", "llguidance")
@@ -38,7 +38,7 @@ INSTRUCTION_VARIABLES = (
 
 
 def hash_model(folder: Path) -> str:
-    """SHA-256 over the weights and configs of a model folder; `core.fingerprint` lists others."""
+    """SHA-256 over weights, configs and code of a model folder; `core.fingerprint` lists others."""
     return hash_files(folder, _WEIGHTS)
 
 

@@ -76,7 +76,9 @@ def _check(check: WayCheck) -> dict[str, Any]:
         "num_cases": check.num_cases,
         "num_tokens": check.num_tokens,
         "num_failures": check.num_failures,
+        "drafted_by": dict(sorted(check.acceptance.drafted_by.items())),
         "acceptance_length": check.acceptance.acceptance_length,
+        "lacks": list(check.lacks),
         "differences": [asdict(difference) for difference in check.differences],
     }
 
@@ -100,6 +102,6 @@ def hash_output(output: Output) -> str:
     samples = []
     for sample in output:
         values = asdict(sample)
-        del values["acceptance"]
+        del values["acceptance"], values["num_reused"]
         samples.append(values)
     return hash_value(samples)

@@ -6,6 +6,7 @@ those of the features of one forward over the same tokens, or, where a drafter r
 of the tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,4 +120,6 @@ def _deviation(found: LayerKV, expected: LayerKV) -> float:
 def _largest_deviation(found: Tensor, expected: Tensor) -> float:
     """[1, kv_heads, tokens, head_dim] each; a token's heads are looked at together."""
     difference = (found.double() - expected.double()).norm(dim=(1, 3))
-    return float((difference / expected.double().norm(dim=(1, 3)).clamp_min(1e-30)).max())
+    relative = difference / expected.double().norm(dim=(1, 3)).clamp_min(1e-30)
+    # Python's max would drop what is no number, beside one that is.
+    return float(relative.nan_to_num(nan=math.inf, posinf=math.inf).max())

@@ -136,7 +136,9 @@ def _look_at_outputs(llm: LLM, control: Control, case: Case, noise: Noise | None
         plain = run(llm, [case], PLAIN)[case]
         drafted = run(llm, [case], DRAFTED)[case]
     found = judged_differences(llm.engine, case, drafted, plain, noise)
-    return next((_described(one) for one in found if one.is_failure), "")
+    # An engine that the fault ends shows nothing of the comparison of outputs.
+    caught = [one for one in found if one.is_failure and one.verdict != "error"]
+    return _described(caught[0]) if caught else ""
 
 
 def _described(found: Difference) -> str:

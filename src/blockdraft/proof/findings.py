@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from blockdraft.core.words import counted
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.agreement import Agreement
 from blockdraft.proof.cases import Case, Cases
@@ -13,19 +14,24 @@ from blockdraft.proof.differences import Difference
 from blockdraft.proof.distribution import DistributionCheck
 from blockdraft.proof.forced import Noise
 from blockdraft.proof.ways import Output, Way
+from blockdraft.speculate.merge import sources_of
 
-ProofVerdict = Literal["proven", "failed", "partial"]
+ProofVerdict = Literal["proven", "no-violation", "failed", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
 class WayCheck:
-    """All cases of one way against plain decoding; `differences` holds the first of each output."""
+    """All cases of one way against plain decoding; `differences` holds the first of each output.
+
+    lacks: see `lacks_of`.
+    """
 
     way: Way
     num_cases: int
     num_tokens: int
     differences: tuple[Difference, ...]
     acceptance: AcceptanceStats
+    lacks: tuple[str, ...] = ()
 
     @property
     def num_failures(self) -> int:
@@ -53,6 +59,7 @@ class Findings:
         """What speaks against the pair, or against the proof itself; one line each."""
         return [
             *(f"{c.num_failures} outputs differ {c.way.name}" for c in self.ways if c.num_failures),
+            *(f"{check.way.name}: {lack}" for check in self.ways for lack in check.lacks),
             *(f"draft context of {c.case_id} is wrong" for c in self.contexts if not c.is_right),
             *(f"fault not caught: {c.name}" for c in self.controls if c.is_failure),
             *(f"distribution {c.name} is wrong" for c in self.distributions if not c.is_right),
@@ -60,10 +67,36 @@ class Findings:
 
     @property
     def verdict(self) -> ProofVerdict:
-        """A failure is one also if the proof was interrupted."""
+        """A failure is one also if the proof was interrupted. With exact off nothing is proven."""
         if self.failures:
             return "failed"
-        return "proven" if self.is_whole else "partial"
+        if not self.is_whole:
+            return "partial"
+        return "proven" if self.noise is None else "no-violation"
+
+
+def lacks_of(
+    way: Way, outputs: Sequence[Output], num_failed: int, *, model_kind: str, takes_over: bool
+) -> tuple[str, ...]:
+    """What a way was to do and has not done: it has then compared plain decoding with itself.
+
+    num_failed: how often a drafter failed, whose proposals are dropped. model_kind: of the drafter
+    that is proven; others are often sure enough to be taken instead, but for lookup. takes_over:
+    whether the target always goes on behind what an earlier request has computed.
+    """
+    acceptance, found = total_acceptance(outputs), []
+    if num_failed:
+        found.append(f"the drafter failed {counted(num_failed, 'time')}")
+    if way.depth != "adaptive" and acceptance.num_passes and not acceptance.num_drafted:
+        found.append("nothing was drafted")
+    elif way.looks_up and acceptance.num_passes:
+        kinds = {kind for source in acceptance.drafted_by for kind in sources_of(source)}
+        if model_kind not in kinds:
+            found.append(f"nothing was drafted by {model_kind}")
+    is_taken = any(sample.num_reused for output in outputs for sample in output)
+    if way.from_memory and not way.together and takes_over and outputs and not is_taken:
+        found.append("no prompt was taken over")
+    return tuple(found)
 
 
 def total_acceptance(outputs: Sequence[Output]) -> AcceptanceStats:

@@ -18,7 +18,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.proof.cases import Case
 from blockdraft.proof.differences import Difference, DifferenceVerdict, first_differences
 from blockdraft.proof.lone import lone_sequence
-from blockdraft.proof.ways import Output
+from blockdraft.proof.ways import Output, Sample
 from blockdraft.speculate.sampler.margin import margin_of
 
 NUM_LEADING = 16
@@ -98,7 +98,8 @@ def classify(
     """Say of a first difference whether the drafted tokens, all of them, are the target's choices.
 
     A near-tie if each needs no more help than the noise to be chosen, otherwise a violation. Noise
-    explains no text or end that is another after the same tokens.
+    explains no text or end that is another after the same tokens, and no end that these tokens do
+    not give.
     """
     if difference.verdict == "error":
         return difference
@@ -106,25 +107,37 @@ def classify(
         return replace(difference, verdict="violation")
     sample = drafted[difference.sample]
     margin = max_margin(engine, case, difference.sample, sample.token_ids)
-    verdict: DifferenceVerdict = "near-tie" if margin <= noise.largest else "violation"
+    is_tied = margin <= noise.largest and _ends_rightly(case, difference.sample, sample)
+    verdict: DifferenceVerdict = "near-tie" if is_tied else "violation"
     return replace(difference, verdict=verdict, margin=margin)
 
 
 def max_margin(engine: Engine, case: Case, sample_index: int, output_ids: Sequence[int]) -> float:
     """The largest margin, in logits, by which a token of an output is not the target's choice."""
-    assert case.params.seed is not None
-    sequence = Tokens(
-        0,
-        case.params,
-        case.params.seed,
-        sample_index,
-        case.stop_ids,
-        list(case.prompt_ids),
-        len(case.prompt_ids),
-    )
+    sequence = _sequence(case, sample_index)
     largest = 0.0
     rows = forced_logits(engine, case.prompt_ids, output_ids, 1)
     for logits, token_id in zip(rows, output_ids, strict=True):
         largest = max(largest, margin_of(logits, sequence, token_id))
         sequence.append(token_id)
     return largest
+
+
+def _ends_rightly(case: Case, sample_index: int, sample: Sample) -> bool:
+    """True if the output ends where its tokens end it. Stop strings may end it anywhere."""
+    sequence = _sequence(case, sample_index)
+    for token_id in sample.token_ids:
+        if sequence.finish_reason is not None:
+            return False
+        sequence.append(token_id)
+    by_text = sample.finish_reason == "stop" and bool(case.params.stop)
+    return by_text or sample.finish_reason == sequence.finish_reason
+
+
+def _sequence(case: Case, sample_index: int) -> Tokens:
+    """A sample of a case before its first token."""
+    assert case.params.seed is not None
+    prompt = list(case.prompt_ids)
+    return Tokens(
+        0, case.params, case.params.seed, sample_index, case.stop_ids, prompt, len(prompt)
+    )

@@ -6,6 +6,7 @@ Plain decoding of each case comes first and is what all else is held against.
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
 from blockdraft.proof.agreement import compare_with_stock, greedy_cases
@@ -15,7 +16,7 @@ from blockdraft.proof.context import check_context, keeps_context
 from blockdraft.proof.controls import CONTROLS, run_control, suitable_cases
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.distribution import SAMPLINGS, check_planted, check_sampling
-from blockdraft.proof.findings import Findings, WayCheck, total_acceptance
+from blockdraft.proof.findings import Findings, WayCheck, lacks_of, total_acceptance
 from blockdraft.proof.forced import judged_differences, measure_noise
 from blockdraft.proof.ways import PLAIN, Way, run, ways_of
 
@@ -33,7 +34,7 @@ class Proof:
     what it holds of earlier prompts is taken over. `on_stage` is called behind each kind of check.
 
     Raises:
-        ConfigError: the pair has no drafter.
+        ConfigError: the pair has no drafter, or may decode no two requests together.
         RequestError: see `plan_cases`.
     """
 
@@ -50,6 +51,10 @@ class Proof:
         if llm.drafter_folder is None:
             raise ConfigError(
                 "there is nothing to prove without a drafter; name one with --drafter"
+            )
+        if llm.config.max_concurrency < 2:
+            raise ConfigError(
+                "max_concurrency is 1, and a proof also decodes requests together; give 2 or more"
             )
         self.llm = llm
         self.config = config
@@ -111,7 +116,16 @@ class Proof:
             self.findings.noise = measure_noise(self.llm.engine, measured)
 
     def _check_way(self, way: Way) -> None:
+        failures, memory = self.llm.engine.proposer.failures, self.llm.engine.target.memory
+        num_before = failures.num_failures
         outputs = run(self.llm, self._cases, way, self._finish)
+        lacks = lacks_of(
+            way,
+            list(outputs.values()),
+            failures.num_failures - num_before,
+            model_kind=self.llm.engine.drafter.kind,
+            takes_over=isinstance(memory, Pages) and memory.borders is None,
+        )
         differences = []
         for case, output in outputs.items():
             plain = self.findings.plain[case]
@@ -121,7 +135,7 @@ class Proof:
         num_tokens = sum(len(sample.token_ids) for output in outputs.values() for sample in output)
         acceptance = total_acceptance(list(outputs.values()))
         self.findings.ways.append(
-            WayCheck(way, len(outputs), num_tokens, tuple(differences), acceptance)
+            WayCheck(way, len(outputs), num_tokens, tuple(differences), acceptance, lacks)
         )
 
     def _check_contexts(self) -> None:

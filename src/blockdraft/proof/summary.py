@@ -35,9 +35,9 @@ class Section:
 def verdict_line(certificate: Mapping[str, Any]) -> str:
     """The verdict in one sentence."""
     verdict = certificate["verdict"]
-    if verdict == "proven" and certificate["config"]["exact"]:
-        return "PROVEN: drafted output equals plain output, bit for bit"
     if verdict == "proven":
+        return "PROVEN: drafted output equals plain output, bit for bit"
+    if verdict == "no-violation":
         near = certificate["num_differences"]
         found = f"{counted(near, 'near-tie')}, nothing else" if near else "no output differs"
         return f"NO VIOLATION: drafted against plain, which exact off lets differ: {found}"
@@ -119,7 +119,10 @@ def _way(check: Mapping[str, Any]) -> Line:
     found += f"tau {check['acceptance_length']:.2f}, {counted(len(differences), 'difference')}"
     if near := len(differences) - check["num_failures"]:
         found += f" ({counted(near, 'near-tie')})"
-    return Line(check["name"], found, "failed" if check["num_failures"] else "ok")
+    found = "; ".join([found, *check["lacks"]])
+    if check["num_failures"] or check["lacks"]:
+        return Line(check["name"], found, "failed")
+    return Line(check["name"], found, "ok" if check["num_cases"] else "note")
 
 
 def _context(check: Mapping[str, Any]) -> Line:

@@ -27,10 +27,10 @@ Depth = Literal["none", "whole blocks", "trees", "adaptive"]
 class Way:
     """How cases are run.
 
-    num_chunks: pieces of the prompt. together: all cases at once, each begun a step after the one
-    before; otherwise one by one. from_memory: what an earlier run has computed of a prompt is taken
-    over. least_prompt: shorter prompts would be run as any other way runs them, and are not.
-    looks_up: what is looked up in prompts and outputs is drafted too.
+    num_chunks: pieces of the prompt. together: as many cases at once as may run, each begun a step
+    after the one before; otherwise one by one. from_memory: what an earlier run has computed of a
+    prompt is taken over. least_prompt: shorter prompts would be run as any other way runs them, and
+    are not. looks_up: what is looked up in prompts and outputs is drafted too.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Way:
 
 PLAIN = Way("plain", "no drafts, alone, the prompt in one chunk", depth="none")
 DRAFTED = Way("drafted", "drafted, alone, the prompt in one chunk")
-BATCHED = Way("in a batch", "drafted, all cases at once", together=True)
+BATCHED = Way("in a batch", "drafted, many cases at once", together=True)
 CHUNKS = Way("in five chunks", "drafted, alone, the prompt in five", num_chunks=5, least_prompt=5)
 FROM_MEMORY = Way(
     "prompt from the cache",
@@ -53,20 +53,30 @@ FROM_MEMORY = Way(
     from_memory=True,
     least_prompt=PAGE_SIZE + 1,
 )
-TREES = Way("trees", "drafted as trees, all cases at once", depth="trees", together=True)
+TREES = Way("trees", "drafted as trees, many cases at once", depth="trees", together=True)
 LOOKUP = Way(
     "lookup",
-    "drafted as trees, what is looked up merged into them, all cases at once",
+    "drafted as trees where the target takes them, what is looked up merged in, many cases at once",
     depth="trees",
     together=True,
     looks_up=True,
 )
 ADAPTIVE = Way("adaptive", "drafted as deep as pays, alone", depth="adaptive")
+AS_SERVED = Way(
+    "as served",
+    "drafted as deep as pays, many cases at once, prompts taken over from each other",
+    depth="adaptive",
+    together=True,
+    from_memory=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Everything of one sample that must not change, and its acceptance counts."""
+    """Everything of one sample that must not change, and what was done for it.
+
+    num_reused: tokens of the prompt that were taken over.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -74,6 +84,7 @@ class Sample:
     finish_reason: FinishReason
     error: str | None
     acceptance: AcceptanceStats = field(compare=False)
+    num_reused: int = field(default=0, compare=False)
 
 
 Output = tuple[Sample, ...]
@@ -85,10 +96,11 @@ Done = Callable[[Case], None]
 def ways_of(llm: LLM) -> list[Way]:
     """The ways that are held against PLAIN.
 
-    Memory is shared by requests that run in pages only.
+    Memory is shared by requests that run in pages only, and some targets take no trees.
     """
+    trees = [TREES] if llm.engine.target.takes_trees else []
     from_memory = [FROM_MEMORY] if isinstance(llm.engine.target.memory, Pages) else []
-    return [DRAFTED, BATCHED, CHUNKS, TREES, LOOKUP, *from_memory, ADAPTIVE]
+    return [DRAFTED, BATCHED, CHUNKS, *trees, LOOKUP, *from_memory, ADAPTIVE, AS_SERVED]
 
 
 def run(
@@ -172,4 +184,5 @@ def _sample(completion: Completion) -> Sample:
         completion.finish_reason,
         completion.error,
         completion.acceptance,
+        completion.num_reused_tokens,
     )

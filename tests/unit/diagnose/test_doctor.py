@@ -27,6 +27,7 @@ from tests.clear_pair import MASK, SIGN_LAYER, TAU, add_switch, edit_facts, writ
 from tests.published import PUBLISHED, shallow, write_published
 from tests.small_llm import without_pages
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, edit_json, tiny_drafter_folder, tiny_target_folder
+from tests.tiny_gguf import write_gguf
 
 GIB = 2**30
 
@@ -190,6 +191,22 @@ def test_a_file_and_a_run_in_fewer_digits_than_the_training(pair):
     line = look(pair, dtype="bfloat16")["precision"]
     assert "the drafter's file is in bfloat16" in line.found
     assert line.remedy == "get the original file"
+
+
+def test_a_file_whose_precision_no_target_runs_in(pair):
+    forget(pair[1], "target")
+    edit_weights(pair[1], "fc.weight", lambda weight: weight.half())
+    line = look(pair, dtype="bfloat16")["precision"]
+    assert line.found.startswith("it runs in bfloat16, its file is in float16")
+    assert line.remedy == "give --dtype float32"
+
+
+def test_the_precision_of_a_gguf_file_is_unknown(tmp_path):
+    paths = [tmp_path / name for name in ("target.gguf", "drafter.gguf")]
+    for path in paths:
+        write_gguf(path)
+    line = look(paths)["precision"]
+    assert (line.mark, line.remedy) == ("unknown", "")
 
 
 def test_weights_that_are_no_numbers(pair):

@@ -135,6 +135,7 @@ def test_with_exact_off_near_ties_are_no_failure(pair):
     result = prove("--quick", *pair, "--exact", "off", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
+    assert found["verdict"] == "no-violation"
     assert found["noise"]["num_positions"] > 20
     skipped = [control["name"] for control in found["controls"] if control["skipped"]]
     assert skipped == ["attention by neighbors"]

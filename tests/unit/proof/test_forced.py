@@ -127,6 +127,27 @@ def test_noise_explains_no_other_end_after_the_same_tokens(llm: LLM) -> None:
         assert classify(llm.engine, case, found, (changed,), generous).verdict == "violation"
 
 
+def test_a_near_tie_explains_no_end_that_its_tokens_do_not_give(llm: LLM) -> None:
+    case = make_case(llm)
+    plain = decode(llm, case)
+    generous = Noise(largest=MOST_MARGIN, mean=1.0, num_positions=9, shapes=(1, 6))
+    ids = list(plain[0].token_ids)
+    ids[3] += 1 if ids[3] < 200 else -1
+    other = replace(plain[0], token_ids=tuple(ids))
+    stops = replace(case, params=replace(case.params, stop=("a",)))
+    for on, changed, verdict in (
+        (case, other, "near-tie"),
+        (case, replace(other, token_ids=tuple(ids[:-4])), "violation"),
+        (case, replace(other, finish_reason="stop"), "violation"),
+        (replace(case, stop_ids=frozenset(ids[5:6])), other, "violation"),
+        (stops, replace(other, token_ids=tuple(ids[:-4]), finish_reason="stop"), "near-tie"),
+        (stops, replace(other, token_ids=tuple(ids[:-4])), "violation"),
+        (stops, replace(other, finish_reason="stop"), "near-tie"),  # with the last token
+    ):
+        (found,) = first_differences(on, (changed,), plain, bits=False)
+        assert classify(llm.engine, on, found, (changed,), generous).verdict == verdict
+
+
 def test_what_follows_a_near_tie_is_looked_at_too(llm: LLM) -> None:
     """The first difference is small; a later token that nothing explains makes it a violation."""
     case = make_case(llm)

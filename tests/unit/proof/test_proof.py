@@ -1,5 +1,6 @@
 """`blockdraft prove` on a tiny pair: nothing differs, and every planted fault is found."""
 
+import re
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -9,18 +10,30 @@ from unittest.mock import Mock
 import pytest
 
 from blockdraft import LLM, ConfigError, RequestError
-from blockdraft.core.plan import ForwardPlan
+from blockdraft.core.plan import NOTHING, ForwardPlan, Proposal
+from blockdraft.core.sequence import Row
 from blockdraft.models.target.interface import TargetOutput
-from blockdraft.proof import faults
+from blockdraft.proof import context, faults
 from blockdraft.proof.cases import SETTINGS, plan_cases
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.context import check_context
-from blockdraft.proof.controls import CONTROLS
+from blockdraft.proof.controls import CONTROLS, run_control
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.differences import first_differences
 from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
-from blockdraft.proof.ways import BATCHED, CHUNKS, DRAFTED, FROM_MEMORY, LOOKUP, PLAIN, run
+from blockdraft.proof.ways import (
+    BATCHED,
+    CHUNKS,
+    DRAFTED,
+    FROM_MEMORY,
+    LOOKUP,
+    PLAIN,
+    TREES,
+    run,
+    ways_of,
+)
+from blockdraft.speculate.verify import Verdict
 from tests.small_llm import assert_nothing_left, load_llm
 
 CONFIG = ProofConfig(
@@ -51,7 +64,7 @@ def test_a_sound_pair_is_proven(findings: Findings, llm: LLM) -> None:
     assert findings.verdict == "proven"
     names = [check.way.name for check in findings.ways]
     assert names[:3] == ["drafted", "in a batch", "in five chunks"]
-    assert names[-1] == "adaptive"
+    assert names[-2:] == ["adaptive", "as served"]
     for check in findings.ways:
         assert check.num_cases
         assert check.num_tokens > check.num_cases
@@ -214,6 +227,101 @@ def test_the_context_check_needs_drafts(llm: LLM) -> None:
     looked = check_context(llm.engine, undrafted)
     assert looked.num_tokens == 0
     assert not looked.is_right
+
+
+def fail_in_trees(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> str:
+    propose = llm.engine.drafter.propose
+
+    def broken(rows: list[Row]) -> list[Proposal]:
+        if any(row.num_model_tokens > row.max_model_depth for row in rows):
+            raise RuntimeError("no trees")
+        return propose(rows)
+
+    monkeypatch.setattr(llm.engine.drafter, "propose", broken)
+    return r"trees: the drafter failed \d+ times"
+
+
+def draft_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> str:
+    propose = llm.engine.drafter.propose
+    monkeypatch.setattr(
+        llm.engine.drafter, "propose", lambda rows: [NOTHING for _ in propose(rows)]
+    )
+    return "drafted: nothing was drafted"
+
+
+def take_nothing_over(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> str:
+    memory = llm.engine.target.memory
+    start = memory.open
+    monkeypatch.setattr(memory, "open", lambda key, ids, **how: start(key, ids[:1], **how))
+    return "prompt from the cache: no prompt was taken over"
+
+
+@pytest.mark.parametrize("empty", [fail_in_trees, draft_nothing, take_nothing_over])
+def test_a_way_that_tests_nothing_makes_a_proof_fail(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, empty: Any
+) -> None:
+    llm = load_llm(folders)
+    reason = empty(llm, monkeypatch)
+    found = prove(llm, num_context_cases=0, num_stock_prompts=0)
+    assert any(re.fullmatch(reason, failure) for failure in found.failures), found.failures
+    assert not any(check.differences for check in found.ways)
+
+
+def test_others_must_not_draft_instead_of_the_drafter(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load_llm(folders, lookup=True)
+    draft_nothing(llm, monkeypatch)
+    proof = Proof(llm, CONFIG, [ProofPrompt("r", "k", "abcabc" * 30, raw=True)])
+    proof._decode_plainly()
+    proof._check_way(LOOKUP)
+    (check,) = proof.findings.ways
+    assert check.acceptance.drafted_by["lookup"]
+    assert proof.findings.failures == ["lookup: nothing was drafted by dflash"]
+
+
+def test_a_fault_that_ends_requests_is_not_caught(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(engine: object) -> Any:
+        def failing(plan: ForwardPlan, logits: object) -> list[Verdict]:
+            return [Verdict([], [], error="broken") for _ in plan]
+
+        return faults.verifying_by(failing)
+
+    crude = replace(CONTROLS[0], plant=end)
+    cases = plan_cases(llm, CORPUS[:1], [], CONFIG).cases
+    assert not run_control(llm, crude, cases, None).caught
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_context_of_no_numbers_is_wrong(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    held = context._held
+
+    def without_numbers(*where: Any) -> list[tuple[Any, ...]]:
+        found = [list(pair) for pair in held(*where)]
+        found[-1][place] = found[-1][place] * float("nan")
+        return [tuple(pair) for pair in found]
+
+    monkeypatch.setattr(context, "_held", without_numbers)
+    case = plan_cases(llm, CORPUS, [], CONFIG).cases[0]
+    run(llm, [case], PLAIN)
+    assert not check_context(llm.engine, case).is_right
+
+
+def test_a_target_that_takes_no_trees_is_not_proven_with_trees(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (TREES in ways_of(llm)) == llm.engine.target.takes_trees
+    monkeypatch.setattr(llm.engine.target, "takes_trees", False)
+    assert TREES not in ways_of(llm)
+
+
+def test_a_proof_needs_a_batch(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="max_concurrency is 1"):
+        Proof(load_llm(folders, max_concurrency=1), CONFIG, CORPUS)
 
 
 def test_a_proof_needs_a_drafter(folders: tuple[Path, Path]) -> None:

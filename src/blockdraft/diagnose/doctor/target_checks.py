@@ -11,6 +11,7 @@ from blockdraft.measure.identity import hash_text
 from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.models.supported import quantized_by
+from blockdraft.models.target.loading import DTYPES
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 
 _DIGITS: Mapping[str, int] = {
@@ -137,15 +138,20 @@ def precision_check(pair: Pair) -> Check:
             f"{broken} of the drafter holds values that are no numbers (inf or nan)",
             "a conversion to float16 does that: get the original file",
         )
-    trained = str(pair.fact("target", "dtype") or pair.fact("config", "dtype") or "auto")
+    trained: str | None = str(pair.fact("target", "dtype") or pair.fact("config", "dtype"))
     source = "trained in"
     if trained not in _DIGITS:
         trained, source = stored, "its file is in"
+    if trained is None:
+        found = f"runs in {run}; the drafter's file has no weights of one precision"
+        return Check(name, "unknown", found)
+    # No target runs in the others.
+    precise = trained if trained in DTYPES else "float32"
     for what, have, remedy in (
         ("the drafter's file is in", stored, "get the original file"),
-        ("it runs in", run, f"give --dtype {trained}"),
+        ("it runs in", run, f"give --dtype {precise}"),
     ):
-        if _DIGITS.get(have, 0) < _DIGITS.get(trained, 0):
+        if have is not None and _DIGITS.get(have, 0) < _DIGITS[trained]:
             return Check(
                 name,
                 "out",
@@ -155,9 +161,13 @@ def precision_check(pair: Pair) -> Check:
     return Check(name, "ok", f"runs in {run}, {source} {trained}")
 
 
-def _stored_precision(pair: Pair) -> tuple[str, str | None]:
-    """(the coarsest precision in the drafter's file, the first tensor that holds inf or nan)."""
-    coarsest, broken = "float64", None
+def _stored_precision(pair: Pair) -> tuple[str | None, str | None]:
+    """(the coarsest precision in the drafter's file, the first tensor that holds inf or nan).
+
+    The precision of a GGUF file is not looked at, and None.
+    """
+    coarsest: str | None = None
+    broken = None
     weights = {path.name: path for path in pair.drafter_folder.glob("*.safetensors")}
     for name in (HEAD_NAME, NGRAMS_NAME):
         weights.pop(name, None)  # they draft beside it, in a precision of their own
@@ -168,7 +178,7 @@ def _stored_precision(pair: Pair) -> tuple[str, str | None]:
                 dtype = _NAMES.get(kind, kind)
                 if dtype not in _DIGITS:
                     continue  # token ids, not weights
-                if _DIGITS[dtype] < _DIGITS[coarsest]:
+                if coarsest is None or _DIGITS[dtype] < _DIGITS[coarsest]:
                     coarsest = dtype
                 if broken is None and not file.get_tensor(tensor_name).float().isfinite().all():
                     broken = tensor_name
