@@ -24,7 +24,14 @@ logger = logging.getLogger(__name__)
 _HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?"
 )
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py")
+_AT_THE_TOP = ("*.json", "*.safetensors", "*.model", "*.txt", "*.py", "mask_embedding.pt")
+_HUB_PATTERNS = (*_AT_THE_TOP, "*.jinja")
+_HUB_LEFT_OUT = (
+    # Subfolders hold the same weights in other formats (gpt-oss: three times the size), and so do
+    # consolidated files (Mistral: twice the size). Chat templates for tools may lie in one too.
+    *(f"*/{pattern}" for pattern in _AT_THE_TOP),
+    "consolidated*.safetensors",
+)
 _CONFIG_PATTERNS = (
     *("config.json", "model.safetensors.index.json", "provenance.json", "draft_vocabulary.json"),
     "*.py",
@@ -153,9 +160,7 @@ def _snapshot(
             repo_id,
             revision=revision,
             allow_patterns=list(patterns),
-            # Subfolders hold the same weights in other formats (gpt-oss: three times the size), and
-            # so do consolidated files (Mistral: twice the size).
-            ignore_patterns=["*/*", "consolidated*.safetensors"],
+            ignore_patterns=list(_HUB_LEFT_OUT),
         )
     except GatedRepoError as error:
         raise ModelError(

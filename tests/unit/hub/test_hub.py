@@ -259,14 +259,28 @@ def test_hub_snapshot_without_safetensors(tmp_path, monkeypatch):
     assert "lacks *.safetensors; run again with a network to fetch the rest, or use" in message
 
 
-def test_weights_that_a_repository_has_twice_are_fetched_once(tmp_path, monkeypatch):
-    names = ("config.json", "model.safetensors", "consolidated.safetensors", "a/b.safetensors")
-
+@pytest.mark.parametrize(
+    ("names", "fetched"),
+    [
+        (
+            ["config.json", "model.safetensors", "consolidated.safetensors", "original/b.json"],
+            ["config.json", "model.safetensors"],
+        ),
+        (["a/b.safetensors", "assets/c.json", "adapter/d.safetensors", "README.md"], []),
+        (
+            ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"],
+            ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"],
+        ),
+        (["mask_embedding.pt", "training_state.pt"], ["mask_embedding.pt"]),
+    ],
+    ids=["weights twice", "folders", "templates", "mask embedding"],
+)
+def test_of_a_repository_is_fetched_what_a_model_needs(tmp_path, monkeypatch, names, fetched):
     def download(_, *, allow_patterns, ignore_patterns, **__):
         chosen = filter_repo_objects(
             names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
-        assert list(chosen) == ["config.json", "model.safetensors"]
+        assert list(chosen) == fetched
         return str(make_model(tmp_path / "model"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
