@@ -123,8 +123,11 @@ def prepare_gguf(path: Path) -> Path:
             _convert(path, made, "describe_gguf")
             (made / GGUF_NAME).symlink_to(path.absolute())
             if missing_parts(folder):  # else another process made it meanwhile
+                shutil.rmtree(folder, ignore_errors=True)  # what is left of one
                 made.replace(folder)
     except OSError as error:
+        if not missing_parts(folder):  # made by another process just now
+            return folder
         raise _unwritable(root, error) from error
     return folder
 

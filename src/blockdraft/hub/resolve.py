@@ -105,7 +105,7 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
         target_folder: what the target was resolved to.
 
     Raises:
-        ModelError: see `resolve_model`.
+        ModelError, NetworkError, DiskError: see `resolve_model`.
     """
     if config.drafter is None or not config.names_drafter:
         return None
@@ -119,6 +119,8 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
         return None
     try:
         return resolve_model(name)
+    except NetworkError as error:
+        raise NetworkError(f"{error}, or decode without a drafter: --drafter none") from error
     except ModelError as error:
         if not isinstance(CATALOG[name].source, HubRepo):
             raise

@@ -499,6 +499,23 @@ def test_a_file_is_described_again_where_it_or_its_tokenizer_has_changed(
     assert folders[1] == folders[2]
     assert folders[3] == folders[4]
     assert len(set(folders)) == 3
+    # What is left of a folder is made anew.
+    (folders[4] / "config.json").unlink()
+    assert prepare_gguf(path) == folders[4]
+    assert not missing_parts(folders[4])
+
+
+def test_a_file_that_another_process_describes_at_the_same_time(cache, tmp_path, monkeypatch):
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(PAYLOAD)
+    monkeypatch.setattr(prepare, "_convert", lambda path, folder, by: make_model(folder))
+
+    def later(made: Path, folder: Path) -> None:
+        make_model(folder)
+        raise OSError(39, "Directory not empty")
+
+    monkeypatch.setattr(Path, "replace", later)
+    assert not missing_parts(prepare_gguf(path))
 
 
 @pytest.mark.parametrize(
@@ -517,7 +534,7 @@ def test_a_known_drafter_that_the_hub_refuses_leaves_plain_decoding(
         assert resolve.resolve_drafter(config, tmp_path) is None
         assert "gated; ask for access: decoding plainly" in caplog.text
     else:
-        with pytest.raises(NetworkError):
+        with pytest.raises(NetworkError, match=r"no answer, or .*: --drafter none"):
             resolve.resolve_drafter(config, tmp_path)
     with pytest.raises(type(error)):
         resolve.resolve_drafter(replace(config, drafter="z-lab/gemma-4-31B-it-DFlash"), tmp_path)
