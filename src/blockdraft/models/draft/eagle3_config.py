@@ -31,7 +31,6 @@ _NEUTRAL: Mapping[str, object] = {
     "fc_norm": False,
     "norm_output": False,
     "use_sliding_window": False,
-    "use_aux_hidden_state": True,
     "parallel_drafting": False,
     "num_hidden_layers": 1,
     "is_causal": True,
