@@ -103,6 +103,7 @@ def examine_fit(
         target=_target_facts(model, target, dtype),
         drafter=_drafter_facts(shape, dtype),
         dtype=str(dtype).removeprefix("torch."),
+        later=(*shape.later, *LATER),
     )
 
 

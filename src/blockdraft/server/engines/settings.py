@@ -95,5 +95,5 @@ def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
             "own, and give that as --drafter"
         )
     model = target_without_weights(target, trust_remote_code=trust_remote_code)
-    check_pair(model, config, has_own_ends=has_own_ends(drafter))
+    check_pair(model, config, has_own_ends=bool(has_own_ends(drafter)))
     return config.block_size
