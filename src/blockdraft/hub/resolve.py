@@ -141,6 +141,11 @@ def _embedded(entry: CatalogEntry, source: WheelFile | PackageFolder) -> Path:
 
 def _whole(folder: Path, remedy: str) -> Path:
     if missing := missing_parts(folder):
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(
+                f"{folder} holds an adapter (LoRA) and no whole model; merge it into its base "
+                "model, and give the folder of that"
+            )
         raise ModelError(f"model folder {folder} lacks {', '.join(missing)}; {remedy}")
     return folder
 

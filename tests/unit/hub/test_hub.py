@@ -310,6 +310,18 @@ def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path, is_indexed):
     )
 
 
+def test_a_pointer_of_git_lfs_is_told_from_a_tokenizer(tmp_path):
+    folder = make_model(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "lacks tokenizer.json (a pointer" in error_of(resolve_model, str(folder))
+
+
+def test_an_adapter_alone_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    assert "holds an adapter (LoRA)" in error_of(resolve_model, str(tmp_path))
+
+
 # Wheels
 
 
