@@ -331,9 +331,12 @@ def _processor_template(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["chat_template"])
+        template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+        if not isinstance(template, str):
+            raise ValueError("its chat_template is no text")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"cannot read {path} ({error}); copy the file again") from error
+    return template
 
 
 def _eos_ids(folder: Path, tokenizer_eos_id: int | None) -> frozenset[int]:

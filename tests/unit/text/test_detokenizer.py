@@ -198,9 +198,10 @@ def test_a_chat_template_beside_the_processor_is_read(tmp_path):
     path = folder / "chat_template.json"
     path.write_text(json.dumps({"chat_template": template}), encoding="utf-8")
     assert load_tokenizer(folder).encode_chat(question) == expected
-    path.write_text("[]", encoding="utf-8")
-    with pytest.raises(ModelError, match=r"chat_template\.json"):
-        load_tokenizer(folder)
+    for damaged in ("[]", "{", '{"chat_template": [1]}'):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(ModelError, match=r"chat_template\.json"):
+            load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(
