@@ -71,7 +71,9 @@ def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
     # They load torch, which the mistakes before this do not need.
     from blockdraft.models.draft.checkpoint import INDEX_NAME, read_config, unlisted_files
     from blockdraft.models.draft.config import DraftConfig
+    from blockdraft.models.draft.config_reader import architecture_of, architectures_of
     from blockdraft.models.draft.own_ends import has_own_ends
+    from blockdraft.models.draft.speculators_layout import MARK
     from blockdraft.models.target.loading import check_pair, target_without_weights
     from blockdraft.speculate.drafters.kinds import kind_of
 
@@ -83,6 +85,12 @@ def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
             f"from here; {remedy}"
         )
     config = DraftConfig.from_dict(raw)
+    published = architecture_of(config.kind)
+    if (named := architectures_of(raw)) and MARK not in raw and published not in named:
+        raise ConfigError(
+            f"drafter is {drafter}, whose config.json calls it {named[0]}, and other engines know "
+            f"{published}; write this into architectures there"
+        )
     if config.drafts_from_anchor:
         raise ConfigError(
             f"drafter is {drafter}, whose anchor's slot drafts too, and other engines may not "
