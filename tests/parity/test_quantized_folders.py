@@ -256,13 +256,16 @@ def test_a_part_for_text_that_is_packed_alone_is_unpacked(tmp_path: Path) -> Non
         assert set(expert.unique().tolist()) == {-0.125, 0.125}
 
 
-def scaled_folder(tmp_path: Path) -> Path:
-    """Linear layers in eight bits with one scale each, as NVIDIA's ModelOpt writes them."""
-    folder = tiny_target_folder(tmp_path, "qwen3", torch.bfloat16)
+def scaled_folder(tmp_path: Path, kind: str = "qwen3", part: str = "") -> Path:
+    """Linear layers in eight bits with one scale each, as NVIDIA's ModelOpt writes them.
+
+    part: of the names of those that are packed.
+    """
+    folder = tiny_target_folder(tmp_path, kind, torch.bfloat16)
     path = folder / "model.safetensors"
     found: Weights = {}
     for name, weight in load_file(path).items():
-        if not name.endswith("proj.weight"):
+        if not (part in name and name.endswith("proj.weight")):
             found[name] = weight
             continue
         scale = weight.float().abs().max() / 448
@@ -273,9 +276,12 @@ def scaled_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_scaled_weights_are_refused_where_the_config_says_nothing_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "part"), [("qwen3", ""), ("qwen3_moe", ".experts.")])
+def test_scaled_weights_are_refused_where_the_config_says_nothing_of_it(
+    kind: str, part: str, tmp_path: Path
+) -> None:
     """Older folders say it in hf_quant_config.json alone, which transformers does not read."""
-    folder = scaled_folder(tmp_path)
+    folder = scaled_folder(tmp_path, kind, part)
     with pytest.raises(ModelError, match=r"_scale: its weights are quantized, and its config"):
         load_target_model(folder, torch.float32)
 

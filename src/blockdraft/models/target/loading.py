@@ -148,8 +148,8 @@ def load_target_model(
         if method is not None:
             raise _not_quantized_here(folder, method, error) from error
         raise _unusable(folder, error) from error
+    _check_weights(folder, report)
     assert isinstance(model, PreTrainedModel)
-    _check_weights(folder, model, report)
     if method is not None and not is_quantized(model) and dtype.itemsize > 2:
         # transformers unpacked it (fp8, mxfp4), and left its other weights as they are stored.
         # Never to fewer bits: some models keep a part in more.
@@ -159,7 +159,7 @@ def load_target_model(
     return model
 
 
-def _check_weights(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
+def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
     """Refuse weights that do not fill a model: transformers warns, and fills in random numbers.
 
     Of weights that the model has no place for it warns too, and they stay unused: some folders
@@ -174,10 +174,10 @@ def _check_weights(folder: Path, model: PreTrainedModel, report: Mapping[str, An
         )
     if missing := sorted(report["missing_keys"]):
         raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
-    weights = {name for name, _ in model.named_parameters()}
-    for name in sorted(report["unexpected_keys"]):
+    unused = set(report["unexpected_keys"])
+    for name in sorted(unused):
         module, _, part = name.rpartition(".")
-        if part.startswith(_SCALES) and f"{module}.weight" in weights:
+        if part.startswith(_SCALES) and f"{module}.weight" not in unused:
             raise ModelError(
                 f"{folder} holds {name}: its weights are quantized, and its config.json does not "
                 "say how; give the model's full-precision weights with --quantize"
