@@ -25,6 +25,7 @@ from tests.parity.test_architectures import (
     build,
 )
 from tests.parity.test_published_drafters import SIZES
+from tests.parity.test_wrappers import write_wrapper
 from tests.published import KNOWN_TOKENS, PUBLISHED, shallow, write_published
 from tests.tiny import VOCAB_SIZE, edit_json, tiny_draft_config, tiny_drafter, tiny_tokenizer
 
@@ -185,6 +186,21 @@ def test_a_quantization_whose_package_is_missing_is_named(tmp_path: Path) -> Non
     assert "cannot be loaded here" in found.stdout.splitlines()[0]
     assert "aqlm" in found.stdout.splitlines()[0]
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("method", ["fp8", "modelopt"])
+def test_a_part_for_text_that_says_alone_how_it_is_packed(tmp_path: Path, method: str) -> None:
+    """As in Kimi-K2.5. fp8 needs no package."""
+    target = tmp_path / "target"
+    write_wrapper(target, "Kimi_K25")
+    text = json.loads((target / "config.json").read_text(encoding="utf-8"))["text_config"]
+    edit_json(
+        target / "config.json",
+        text_config={**text, "quantization_config": {"quant_method": method}},
+    )
+    facts = examine_fit(target, drafter_folder(tmp_path / "drafter"), torch.float32).target
+    assert facts.quantization == method
+    assert (facts.missing is None) == (method == "fp8")
 
 
 def test_of_a_hub_id_only_configs_are_fetched(
