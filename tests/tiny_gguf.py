@@ -52,12 +52,14 @@ def write_gguf(
     tokenizer: Mapping[str, bool] = MappingProxyType({}),
     user_defined: Sequence[str] = (),
     has_merges: bool = True,
+    more_fields: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """A model of one layer.
 
     kinds: of tensors that are not in Q4_1; without: one to leave out; more: tensors; header: what
     else it says, behind the name of its architecture; tokenizer: and of its tokenizer;
-    user_defined: more tokens; has_merges: a tokenizer is not whole without them.
+    user_defined: more tokens; has_merges: a tokenizer is not whole without them; more_fields: of
+    the file, by their whole names.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
@@ -85,6 +87,8 @@ def write_gguf(
     for name, setting in header.items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         add[type(setting)](f"{architecture}.{name}", setting)
+    for name, number in more_fields.items():
+        writer.add_uint16(name, number)
     for name, flag in tokenizer.items():
         writer.add_bool(f"tokenizer.ggml.{name}", flag)
     for name, value in {**tensors(), **more}.items():

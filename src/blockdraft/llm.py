@@ -24,6 +24,7 @@ from blockdraft.engine.audit import Audit, audit
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
 from blockdraft.engine.samples import Job, Samples
+from blockdraft.engine.trained_target import warn_of_other_target
 from blockdraft.engine.trained_thinking import warn_of_other_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.measure.identity import describe_numbers
@@ -131,6 +132,7 @@ class LLM:
             self.config, self.folder, self.drafter_folder, self.dtype, self.device
         )
         if self.drafter_folder is not None:
+            warn_of_other_target(self.folder, config.drafter, self.drafter_folder)
             warn_of_other_thinking(config.drafter, self.drafter_folder, self.tokenizer)
         self.tokenizer.drop_unknown_eos_ids(self.engine.target.vocab_size)
         grammars = Grammars(self.tokenizer, self.engine.target.vocab_size)

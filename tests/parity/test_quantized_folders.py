@@ -5,6 +5,7 @@ package of its own, compressed-tensors, GPTQ and AWQ, is tested where that is in
 bitsandbytes weights were run by hand; a package that is missing is named.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from blockdraft.models.target.loading import load_target_model
 from blockdraft.models.target.paged import PagedTarget
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
+from tests.parity.test_wrappers import write_wrapper
 from tests.tiny import TEXT_VOCAB_SIZE, edit_json, tiny_target, tiny_target_folder
 
 Weights = dict[str, Tensor]
@@ -215,6 +217,82 @@ def test_packed_weights_are_unpacked_as_they_were_written(num_bits: int, tmp_pat
     # Half a step, and what the scale lost in bfloat16, of up to the largest number.
     assert ((found - wanted).abs() <= steps * (0.5 + 2 ** (num_bits - 9)) + 1e-6).all()
     assert not torch.equal(found, wanted)
+
+
+def test_a_part_for_text_that_is_packed_alone_is_unpacked(tmp_path: Path) -> None:
+    """Kimi-K2.5: its config says so inside `text_config`, and only experts are packed."""
+    pytest.importorskip("compressed_tensors", reason="reads these checkpoints")
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    write_wrapper(tmp_path, "Kimi_K25", moe_intermediate_size=32)
+    path = tmp_path / "model.safetensors"
+    found: Weights = {}
+    for name, weight in load_file(path).items():
+        if ".mlp.experts." not in name:
+            found[name] = weight.float()
+            continue
+        # All numbers are -1, 0 and 1 steps of an eighth, so nothing is rounded.
+        numbers = weight.sign().to(torch.int8)
+        found[f"{name}_packed"] = pack_to_int32(numbers, 4)
+        found[f"{name}_scale"] = torch.full((len(weight), weight.shape[1] // 32), 0.125)
+        found[f"{name}_shape"] = torch.tensor(weight.shape)
+    save_file(found, path, metadata={"format": "pt"})
+    args = {"num_bits": 4, "type": "int", "symmetric": True}
+    args |= {"strategy": "group", "group_size": 32}
+    packed = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}},
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"],
+    }
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    edit_json(tmp_path / "config.json", text_config={**text, "quantization_config": packed})
+    model = load_target_model(tmp_path, torch.float32)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    experts = [p for name, p in model.named_parameters() if ".mlp.experts." in name]
+    assert experts
+    for expert in experts:
+        assert set(expert.unique().tolist()) == {-0.125, 0.125}
+
+
+def scaled_folder(tmp_path: Path, kind: str = "qwen3", part: str = "") -> Path:
+    """Linear layers in eight bits with one scale each, as NVIDIA's ModelOpt writes them.
+
+    part: of the names of those that are packed.
+    """
+    folder = tiny_target_folder(tmp_path, kind, torch.bfloat16)
+    path = folder / "model.safetensors"
+    found: Weights = {}
+    for name, weight in load_file(path).items():
+        if not (part in name and name.endswith("proj.weight")):
+            found[name] = weight
+            continue
+        scale = weight.float().abs().max() / 448
+        found[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
+        found[f"{name}_scale"] = scale
+        found[name.replace("weight", "input_scale")] = torch.tensor(1.0)
+    save_file(found, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "part"), [("qwen3", ""), ("qwen3_moe", ".experts.")])
+def test_scaled_weights_are_refused_where_the_config_says_nothing_of_it(
+    kind: str, part: str, tmp_path: Path
+) -> None:
+    """Older folders say it in hf_quant_config.json alone, which transformers does not read."""
+    folder = scaled_folder(tmp_path, kind, part)
+    with pytest.raises(ModelError, match=r"_scale: its weights are quantized, and its config"):
+        load_target_model(folder, torch.float32)
+
+
+def test_a_method_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+    """It would leave out the scales."""
+    folder = scaled_folder(tmp_path)
+    config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    edit_json(folder / "config.json", quantization_config=config)
+    with pytest.raises(ModelError, match=r"quantized by modelopt.* does not know this method"):
+        load_target_model(folder, torch.float32)
 
 
 @pytest.mark.parametrize(

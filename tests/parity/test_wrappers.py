@@ -51,11 +51,15 @@ WRAPPERS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
 """The config, and options of its parts for text and for images."""
 
 
-def write_wrapper(folder: Path, name: str) -> PreTrainedModel:
-    """A folder as published: both parts; returns its model, in float64."""
+def write_wrapper(folder: Path, name: str, **changes: object) -> PreTrainedModel:
+    """A folder as published: both parts; returns its model, in float64.
+
+    changes: options of the part for text.
+    """
     config_name, text, vision = WRAPPERS[name]
     config = getattr(transformers, config_name)(
-        text_config={**TINY_SIZES, "vocab_size": VOCAB_SIZE, **text}, vision_config=vision
+        text_config={**TINY_SIZES, "vocab_size": VOCAB_SIZE, **text, **changes},
+        vision_config=vision,
     )
     with torch.random.fork_rng():
         torch.manual_seed(5)

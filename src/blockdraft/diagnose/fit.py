@@ -20,7 +20,12 @@ from blockdraft.cache.states import StateCache
 from blockdraft.models.attention.exact import EXACT_ATTENTION
 from blockdraft.models.draft.checkpoint import INDEX_NAME
 from blockdraft.models.layers.recurrent import cache_argument, is_recurrent, mixers, new_cache
-from blockdraft.models.supported import check_supported, quantized_by, varying_rope_type
+from blockdraft.models.supported import (
+    check_supported,
+    quantization_of,
+    quantized_by,
+    varying_rope_type,
+)
 from blockdraft.models.target.loading import target_without_weights
 from blockdraft.models.target.paged_support import NotPaged, layer_shapes
 from blockdraft.models.target.transformers import replace_attention
@@ -103,6 +108,7 @@ def examine_fit(
         target=_target_facts(model, target, dtype),
         drafter=_drafter_facts(shape, dtype),
         dtype=str(dtype).removeprefix("torch."),
+        later=(*shape.later, *LATER),
     )
 
 
@@ -167,7 +173,7 @@ def _quantization(model: PreTrainedModel) -> tuple[str | None, str | None]:
         return None, None
     try:
         AutoHfQuantizer.from_config(
-            model.config.quantization_config, pre_quantized=True
+            quantization_of(model.config), pre_quantized=True
         ).validate_environment(device_map=None, dtype=model.dtype)
     # transformers raises any type here: an absent package, an absent GPU.
     except Exception as error:

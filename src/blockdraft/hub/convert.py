@@ -74,18 +74,24 @@ def describe_gguf(path: Path, folder: Path) -> None:
 
     Raises:
         ModelError: the file's architecture or something else in its header that changes the
-            computation is not known here; or see `gguf_tokenizer`.
+            computation is not known here; it is a part of a model; the tokenizer beside it is
+            another model's; or see `gguf_tokenizer`.
     """
-    architecture = _text(path, "general.architecture")
+    architecture = _field(path, "general.architecture")
     if architecture not in ARCHITECTURES:
         raise ModelError(
             f"{path.name} holds a model of architecture {architecture!r}, and only those of "
             f"{', '.join(ARCHITECTURES)} run as they are; use the model's original Hugging Face "
             "folder with --quantize"
         )
+    if (num_parts := _field(path, "split.count") or 1) > 1:
+        raise ModelError(
+            f"{path.name} is one of {num_parts} parts of a model, and only whole files are read; "
+            "join them with `llama-gguf-split --merge` of llama.cpp"
+        )
     with _silence():
         if (path.parent / "tokenizer.json").is_file():
-            tokenizer = AutoTokenizer.from_pretrained(path.parent)
+            tokenizer = _tokenizer_beside(path)
         else:
             tokenizer = gguf_tokenizer(path)
         folder.mkdir()
@@ -93,6 +99,28 @@ def describe_gguf(path: Path, folder: Path) -> None:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         _complete(config, path, _header(path, architecture))
         _save_config(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__, folder)
+
+
+def _tokenizer_beside(path: Path) -> Any:
+    """The tokenizer whose files lie beside a GGUF file; without a chat template it has the file's.
+
+    Raises:
+        ModelError: it is another model's: more than a tenth of the tokens differ.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path.parent)
+    known: list[str] = _field(path, "tokenizer.ggml.tokens") or []
+    known = known[: len(tokenizer)]
+    found = tokenizer.convert_ids_to_tokens(list(range(len(known))))
+    differing = [pair for pair in zip(found, known, strict=True) if pair[0] != pair[1]]
+    if len(differing) > len(known) / 10:
+        other, own = differing[0]
+        raise ModelError(
+            f"the tokenizer.json beside {path.name} is not of its model: {len(differing)} tokens "
+            f"differ, and the first is {other!r} instead of {own!r}; put the model's own there"
+        )
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _field(path, "tokenizer.chat_template")
+    return tokenizer
 
 
 def _header(path: Path, architecture: str) -> dict[str, Any]:
@@ -174,10 +202,10 @@ def _save_config(config: Any, architecture: str, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def _text(path: Path, name: str) -> str | None:
-    """A text of the file's header."""
+def _field(path: Path, name: str) -> Any:
+    """What stands under a name in the file's header; None if nothing does."""
     field = gguf.GGUFReader(path).get_field(name)
-    return None if field is None else str(field.contents())
+    return None if field is None else field.contents()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ GGUF_NAME = "model.gguf"
 MASK_FILE = "mask_embedding.pt"
 """A vector that some drafters have beside their weights."""
 _INDEX = "model.safetensors.index.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _LFS_MARK = b"version https://git-lfs"
 """With which the file begins that git leaves in place of a large one, where Git LFS is missing."""
 
@@ -40,6 +41,8 @@ def missing_parts(folder: Path) -> list[str]:
     Or it stands for a GGUF file, see `prepare`.
     """
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    # Large too, and so left out by git where Git LFS is missing.
+    missing += _pointers(folder, [name for name in _TOKENIZERS if (folder / name).is_file()])
     if gguf_file(folder) is not None:
         return missing
     index = folder / _INDEX

@@ -32,7 +32,7 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer that lies beside a GGUF file is read from."""
 
-DESCRIPTION_VERSION = 2
+DESCRIPTION_VERSION = 3
 """The same for the folder that stands for a user's GGUF file."""
 
 LOCK_TIMEOUT_S = 1800.0
@@ -122,8 +122,11 @@ def prepare_gguf(path: Path) -> Path:
             _convert(path, made, "describe_gguf")
             (made / GGUF_NAME).symlink_to(path.absolute())
             if missing_parts(folder):  # else another process made it meanwhile
+                shutil.rmtree(folder, ignore_errors=True)  # what is left of one
                 made.replace(folder)
     except OSError as error:
+        if not missing_parts(folder):  # made by another process just now
+            return folder
         raise _unwritable(root, error) from error
     return folder
 

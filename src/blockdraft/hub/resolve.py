@@ -24,7 +24,14 @@ logger = logging.getLogger(__name__)
 _HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?"
 )
-_HUB_PATTERNS = ("*.json", "*.safetensors", MASK_FILE, "*.jinja", "*.model", "*.txt", "*.py")
+_AT_THE_TOP = ("*.json", "*.safetensors", "*.model", "*.txt", "*.py", MASK_FILE)
+_HUB_PATTERNS = (*_AT_THE_TOP, "*.jinja")
+_HUB_LEFT_OUT = (
+    # Subfolders hold the same weights in other formats (gpt-oss: three times the size), and so do
+    # consolidated files (Mistral: twice the size). Chat templates for tools may lie in one too.
+    *(f"*/{pattern}" for pattern in _AT_THE_TOP),
+    "consolidated*.safetensors",
+)
 _CONFIG_PATTERNS = (
     *("config.json", "model.safetensors.index.json", "provenance.json", "draft_vocabulary.json"),
     "*.py",
@@ -98,7 +105,7 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
         target_folder: what the target was resolved to.
 
     Raises:
-        ModelError: see `resolve_model`.
+        ModelError, NetworkError, DiskError: see `resolve_model`.
     """
     if config.drafter is None or not config.names_drafter:
         return None
@@ -112,6 +119,8 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
         return None
     try:
         return resolve_model(name)
+    except NetworkError as error:
+        raise NetworkError(f"{error}, or decode without a drafter: --drafter none") from error
     except ModelError as error:
         if not isinstance(CATALOG[name].source, HubRepo):
             raise
@@ -132,6 +141,11 @@ def _embedded(entry: CatalogEntry, source: WheelFile | PackageFolder) -> Path:
 
 def _whole(folder: Path, remedy: str) -> Path:
     if missing := missing_parts(folder):
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(
+                f"{folder} holds an adapter (LoRA) and no whole model; merge it into its base "
+                "model, and give the folder of that"
+            )
         raise ModelError(f"model folder {folder} lacks {', '.join(missing)}; {remedy}")
     return folder
 
@@ -153,9 +167,7 @@ def _snapshot(
             repo_id,
             revision=revision,
             allow_patterns=list(patterns),
-            # Subfolders hold the same weights in other formats (gpt-oss: three times the size), and
-            # so do consolidated files (Mistral: twice the size).
-            ignore_patterns=["*/*", "consolidated*.safetensors"],
+            ignore_patterns=list(_HUB_LEFT_OUT),
         )
     except GatedRepoError as error:
         raise ModelError(

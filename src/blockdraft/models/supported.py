@@ -53,13 +53,21 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
         )
 
 
+def quantization_of(config: PretrainedConfig) -> dict[str, Any]:
+    """What a config says of weights that another package quantized; empty if they are whole.
+
+    Some models for text and images say it of their part for text.
+    """
+    for place in (config, config.get_text_config()):
+        if found := getattr(place, "quantization_config", None):
+            return dict(found if isinstance(found, Mapping) else found.to_dict())
+    return {}
+
+
 def quantized_by(config: PretrainedConfig) -> str | None:
     """The method by which another package quantized the weights; None if they are whole."""
-    found = getattr(config, "quantization_config", None)
-    if found is None:
-        return None
-    values: Mapping[str, Any] = found if isinstance(found, Mapping) else found.to_dict()
-    return str(values.get("quant_method", "unknown method"))
+    found = quantization_of(config)
+    return str(found.get("quant_method", "unknown method")) if found else None
 
 
 def _looks_ahead(config: PretrainedConfig) -> str | None:

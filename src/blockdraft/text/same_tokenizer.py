@@ -14,7 +14,7 @@ def tokenizer_difference(target: Path, other: Path) -> str | None:
     Ids that only one of them has do not count: vocabularies are padded, and get tokens of their
     own at the end. None also if one of the folders has no tokenizer to compare.
     """
-    if not (_has_tokenizer(target) and _has_tokenizer(other)):
+    if not (has_tokenizer(target) and has_tokenizer(other)):
         return None
     theirs, own = _tokens(target), _tokens(other)
     for token_id in sorted(theirs.keys() & own.keys()):
@@ -26,7 +26,8 @@ def tokenizer_difference(target: Path, other: Path) -> str | None:
     return None
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model's folder holds files of a tokenizer."""
     return any((folder / name).is_file() for name in _FILES)
 
 

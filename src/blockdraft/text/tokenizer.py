@@ -286,24 +286,57 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenize
         ModelError: the model cannot be a target, see `load_config`; or its tokenizer is missing,
             damaged, or exists in Python only.
     """
+    has_file = (folder / "tokenizer.json").is_file()
     if (folder / "config.json").is_file():
         # Blame the model's config for its own damage: the tokenizer's loader reads it too.
         load_config(folder, trust_remote_code=trust_remote_code)
+    if not has_file and (folder / "tiktoken.model").is_file():
+        # transformers would split texts by the pattern of another model.
+        raise ModelError(
+            f"the tokenizer in {folder} is a tiktoken.model, which does not say how texts are "
+            "split, and no tokenizer.json; put one there that was converted from it"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     # The Rust library raises bare Exceptions for a damaged file.
     except Exception as error:
-        reason = reason_of(error)
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"the tokenizer in {folder} needs code of its own, which is not run unasked; read "
+                "its .py files, and give --trust-remote-code if you trust them"
+            ) from error
+        which = "" if has_file else ", which has no tokenizer.json"
         raise ModelError(
-            f"cannot load a tokenizer from {folder}: {reason}; copy the tokenizer's files there"
+            f"cannot load a tokenizer from {folder}{which}: {reason_of(error)}; copy the "
+            "tokenizer's files there"
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast tokenizer"
         )
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _processor_template(folder)
     return Tokenizer(tokenizer, _eos_ids(folder, tokenizer.eos_token_id))
+
+
+def _processor_template(folder: Path) -> str | None:
+    """The chat template of some models for text and images, which transformers reads with images.
+
+    Raises:
+        ModelError: its file is damaged.
+    """
+    path = folder / "chat_template.json"
+    if not path.is_file():
+        return None
+    try:
+        template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+        if not isinstance(template, str):
+            raise ValueError("its chat_template is no text")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"cannot read {path} ({error}); copy the file again") from error
+    return template
 
 
 def _eos_ids(folder: Path, tokenizer_eos_id: int | None) -> frozenset[int]:

@@ -25,8 +25,9 @@ from tests.parity.test_architectures import (
     build,
 )
 from tests.parity.test_published_drafters import SIZES
+from tests.parity.test_wrappers import write_wrapper
 from tests.published import KNOWN_TOKENS, PUBLISHED, shallow, write_published
-from tests.tiny import VOCAB_SIZE, edit_json, tiny_draft_config
+from tests.tiny import VOCAB_SIZE, edit_json, tiny_draft_config, tiny_drafter, tiny_tokenizer
 
 
 def config_folder(folder: Path, name: str, options: Any) -> Path:
@@ -108,7 +109,6 @@ def test_a_drafter_of_another_target_does_not_fit(tmp_path: Path) -> None:
         ({"vocab_size": 50, "mask_token_id": 3}, "vocabulary size is 50 in the drafter and 97"),
         ({"num_target_layers": None, "target_layer_ids": (1, 7)}, r"reads layers \[7\]"),
         ({"num_target_layers": 5}, "number of target layers is 5"),
-        ({"hidden_size": 32}, "hidden size is 32"),
     ):
         drafter = drafter_folder(tmp_path / reason[:5].strip(), **changes)
         fit = examine_fit(target, drafter, torch.float32)
@@ -118,6 +118,29 @@ def test_a_drafter_of_another_target_does_not_fit(tmp_path: Path) -> None:
         assert found.exit_code == NO
         # The first command of a process says which device it takes.
         assert not [line for line in found.stderr.splitlines() if "device auto" not in line]
+
+
+def test_a_drafter_of_another_width_must_bring_an_embedding(tmp_path: Path) -> None:
+    """Of a hub id the config alone is here, which does not say whether it does."""
+    target = config_folder(tmp_path / "target", "Qwen3", {})
+    drafter = drafter_folder(tmp_path / "drafter", hidden_size=32)
+    fit = examine_fit(target, drafter, torch.float32)
+    assert fit.fits
+    assert "that the drafter has an embedding of its own" in fit.later[0]
+    tiny_drafter(hidden_size=32).save_pretrained(drafter)
+    fit = examine_fit(target, drafter, torch.float32)
+    assert "hidden size is 32 in the drafter and 64" in str(fit.reason)
+
+
+def test_whether_tokens_are_the_same_is_not_known_from_configs(tmp_path: Path) -> None:
+    target = config_folder(tmp_path / "target", "Qwen3", {})
+    other = config_folder(tmp_path / "other", "Qwen3", {"num_hidden_layers": 1})
+    assert (
+        "its tokens are those of the target" in examine_fit(target, other, torch.float32).later[0]
+    )
+    for folder in (target, other):
+        tiny_tokenizer().save_pretrained(folder)
+    assert not any("tokens" in text for text in examine_fit(target, other, torch.float32).later)
 
 
 @pytest.mark.parametrize("name", ["GLM-5.3", "speculators, vocabulary of its own"])
@@ -163,6 +186,21 @@ def test_a_quantization_whose_package_is_missing_is_named(tmp_path: Path) -> Non
     assert "cannot be loaded here" in found.stdout.splitlines()[0]
     assert "aqlm" in found.stdout.splitlines()[0]
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("method", ["fp8", "modelopt"])
+def test_a_part_for_text_that_says_alone_how_it_is_packed(tmp_path: Path, method: str) -> None:
+    """As in Kimi-K2.5. fp8 needs no package."""
+    target = tmp_path / "target"
+    write_wrapper(target, "Kimi_K25")
+    text = json.loads((target / "config.json").read_text(encoding="utf-8"))["text_config"]
+    edit_json(
+        target / "config.json",
+        text_config={**text, "quantization_config": {"quant_method": method}},
+    )
+    facts = examine_fit(target, drafter_folder(tmp_path / "drafter"), torch.float32).target
+    assert facts.quantization == method
+    assert (facts.missing is None) == (method == "fp8")
 
 
 def test_of_a_hub_id_only_configs_are_fetched(

@@ -259,16 +259,28 @@ def test_hub_snapshot_without_safetensors(tmp_path, monkeypatch):
     assert "lacks *.safetensors; run again with a network to fetch the rest, or use" in message
 
 
-def test_weights_that_a_repository_has_twice_are_fetched_once(tmp_path, monkeypatch):
-    """And nothing that a drafter needs is left out, such as a mask embedding."""
-    needed = ["config.json", "model.safetensors", "mask_embedding.pt"]
-    names = (*needed, "consolidated.safetensors", "pytorch_model.bin", "a/b.safetensors")
-
+@pytest.mark.parametrize(
+    ("names", "fetched"),
+    [
+        (
+            ["config.json", "model.safetensors", "consolidated.safetensors", "original/b.json"],
+            ["config.json", "model.safetensors"],
+        ),
+        (["a/b.safetensors", "assets/c.json", "adapter/d.safetensors", "README.md"], []),
+        (
+            ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"],
+            ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"],
+        ),
+        (["mask_embedding.pt", "training_state.pt"], ["mask_embedding.pt"]),
+    ],
+    ids=["weights twice", "folders", "templates", "mask embedding"],
+)
+def test_of_a_repository_is_fetched_what_a_model_needs(tmp_path, monkeypatch, names, fetched):
     def download(_, *, allow_patterns, ignore_patterns, **__):
         chosen = filter_repo_objects(
             names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
-        assert list(chosen) == needed
+        assert list(chosen) == fetched
         return str(make_model(tmp_path / "model"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -296,6 +308,18 @@ def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path, is_indexed):
     assert "lacks model.safetensors (a pointer of Git LFS is in its place); copy" in error_of(
         resolve_model, str(folder)
     )
+
+
+def test_a_pointer_of_git_lfs_is_told_from_a_tokenizer(tmp_path):
+    folder = make_model(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "lacks tokenizer.json (a pointer" in error_of(resolve_model, str(folder))
+
+
+def test_an_adapter_alone_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    assert "holds an adapter (LoRA)" in error_of(resolve_model, str(tmp_path))
 
 
 # Wheels
@@ -487,6 +511,23 @@ def test_a_file_is_described_again_where_it_or_its_tokenizer_has_changed(
     assert folders[1] == folders[2]
     assert folders[3] == folders[4]
     assert len(set(folders)) == 3
+    # What is left of a folder is made anew.
+    (folders[4] / "config.json").unlink()
+    assert prepare_gguf(path) == folders[4]
+    assert not missing_parts(folders[4])
+
+
+def test_a_file_that_another_process_describes_at_the_same_time(cache, tmp_path, monkeypatch):
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(PAYLOAD)
+    monkeypatch.setattr(prepare, "_convert", lambda path, folder, by: make_model(folder))
+
+    def later(made: Path, folder: Path) -> None:
+        make_model(folder)
+        raise OSError(39, "Directory not empty")
+
+    monkeypatch.setattr(Path, "replace", later)
+    assert not missing_parts(prepare_gguf(path))
 
 
 @pytest.mark.parametrize(
@@ -505,7 +546,7 @@ def test_a_known_drafter_that_the_hub_refuses_leaves_plain_decoding(
         assert resolve.resolve_drafter(config, tmp_path) is None
         assert "gated; ask for access: decoding plainly" in caplog.text
     else:
-        with pytest.raises(NetworkError):
+        with pytest.raises(NetworkError, match=r"no answer, or .*: --drafter none"):
             resolve.resolve_drafter(config, tmp_path)
     with pytest.raises(type(error)):
         resolve.resolve_drafter(replace(config, drafter="z-lab/gemma-4-31B-it-DFlash"), tmp_path)

@@ -224,6 +224,8 @@ def test_bad_values_are_named(changes, message):
         ),
         ({"architectures": ["LlamaForCausalLM"]}, "another model"),
         ({"nested": {"attention_sink_bias": True}}, "attention_sink_bias"),
+        ({"nested": {"attention_mode": "mla"}}, "attention_mode = 'mla'"),
+        ({"nested": {"use_aux_hidden_state": False}}, "use_aux_hidden_state = False"),
         ({"nested": {"draft_window_size": 64}}, "draft_window_size"),
         ({"is_neox_style": False}, "is_neox_style"),
         ({"nested": {"frobnicate": 1}}, "unknown keys in dflash_config: frobnicate"),
@@ -270,6 +272,30 @@ def test_dflash2_keys_are_read_from_both_places_and_written_back():
 def test_dflash2_keys_that_are_missing_or_do_not_fit_are_refused(changes, message):
     with pytest.raises(ModelError, match=message):
         dflash2_config(DFLASH2 | changes)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"architectures": ["Qwen3DFlash2DraftModel"]},
+        {"architectures": ["DFlash2DraftModel"], "projector_type": "dflash2"},
+        {"architectures": ["DFlashDraftModel"], "projector_type": "dflash2"},
+    ],
+    ids=str,
+)
+def test_dflash2_as_other_trainers_name_it(told):
+    assert config(DFLASH2, **told) == dflash2_config(DFLASH2)
+
+
+def test_automodels_dflash_may_be_causal():
+    found = config({"causal": True}, architectures=["Qwen3DFlashDraftModel"], is_causal=False)
+    assert found == config({"causal": True})
+
+
+def test_layers_that_are_named_for_other_engines_alone():
+    named = {"eagle_aux_hidden_state_layer_ids": [3, 6, 12]}
+    assert config({"target_layer_ids": None}, **named).target_layer_ids == (2, 5, 11)
+    assert config(**named).target_layer_ids == (1, 5, 9)
 
 
 DSPARK: dict[str, Any] = {"markov_rank": 8, "markov_head_type": "gated"}

@@ -26,7 +26,7 @@ from blockdraft.models.target.loading import load_target_model
 from tests.parity.checks import check_drafted_equals_plain
 from tests.parity.targets import WAYS, Way, make_target
 from tests.parity.test_lossless_trees import TreeDrafter
-from tests.tiny import tiny_target_folder
+from tests.tiny import tiny_target_folder, tiny_tokenizer
 from tests.tiny_gguf import write_gguf
 
 KNOWN = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0)
@@ -242,6 +242,30 @@ def test_a_tokenizer_beside_the_file_comes_first(tmp_path: Path) -> None:
     assert (
         AutoTokenizer.from_pretrained(folder)("2020")["input_ids"] == tokenizer("2020")["input_ids"]
     )
+
+
+def test_without_a_template_beside_it_has_that_of_the_file(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "known.gguf")
+    known = AutoTokenizer.from_pretrained(resolve_model(str(tmp_path / "known.gguf")))
+    known.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    write_gguf(tmp_path / "other.gguf", "llama-bpe")
+    found = AutoTokenizer.from_pretrained(resolve_model(str(tmp_path / "other.gguf")))
+    assert found.chat_template == known.chat_template
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"tokenizer.json beside tiny.gguf is not of its model"):
+        resolve_model(str(tmp_path / "tiny.gguf"))
+
+
+def test_one_part_of_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny-00001-of-00002.gguf"
+    write_gguf(path, more_fields={"split.count": 2})
+    with pytest.raises(ModelError, match=r"is one of 2 parts of a model.* --merge"):
+        resolve_model(str(path))
 
 
 def test_whole_weights_in_the_same_folder_come_first(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from blockdraft.server.engines import run
 from tests.command_line import refusal
 from tests.command_line import run as run_command
 from tests.fake_engine import FakeEngine
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
+from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
 
 BLOCK_SIZE = 4
 
@@ -219,6 +219,16 @@ def test_a_drafter_of_another_kind_is_refused_by_its_kind(
     (drafter / "config.json").write_text(json.dumps(config))
     line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
     assert f"a drafter of the kind {kind}, and this engine gets dflash or dflash2 only" in line
+    assert not started
+
+
+def test_a_drafter_with_a_name_that_other_engines_do_not_know_is_refused(
+    tmp_path, folders, started
+):
+    drafter = tiny_drafter_folder(tmp_path)
+    edit_json(drafter / "config.json", architectures=["Qwen3DFlashDraftModel"])
+    line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
+    assert "calls the drafter Qwen3DFlashDraftModel, and other engines know DFlashDraftModel; write" in line
     assert not started
 
 

@@ -51,6 +51,9 @@ EAGLE = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}
             {"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "domino"}},
             "domino",
         ),
+        ({"architectures": ["DFlashDraftModel"], "projector_type": "dflash2"}, "dflash2"),
+        ({"architectures": ["Qwen3DFlashDraftModel"], "projector_type": "domino"}, "domino"),
+        ({"architectures": ["Qwen3DFlash2DraftModel"]}, "dflash2"),
         ({"architectures": ["DFlashDraftModel"], "dflash_config": ["broken"]}, "dflash"),
         ({}, "dflash"),
         (tiny_draft_config().to_dict(), "dflash"),
@@ -133,10 +136,30 @@ def test_a_config_as_the_authors_wrote_it(tmp_path: Path) -> None:
     assert default_layer_ids(32) == (1, 15, 28)
 
 
+def test_a_config_as_modelopt_writes_it() -> None:
+    raw = make_model(target_layer_ids=None).config.to_dict()
+    raw["eagle_config"] = {
+        "eagle_aux_hidden_state_layer_ids": [],
+        "next_layer_regular": True,
+        "parallel_draft_heads_num_layers": 1,
+        "parallel_draft_step": 1,
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+    }
+    assert Eagle3Config.from_dict(raw).layers_of(32) == (1, 15, 28)
+    raw["eagle_config"] |= {"eagle_aux_hidden_state_layer_ids": [2, 5, 9]}
+    assert Eagle3Config.from_dict(raw).layers_of(32) == (2, 5, 9)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 2}, "num_hidden_layers = 2"),
     ({"norm_before_fc": True}, "norm_before_fc = True"),
     ({"attention_bias": True}, "attention_bias = True"),
+    ({"kv_lora_rank": 512}, "kv_lora_rank = 512"),
+    ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm = False"),
+    ({"eagle_config": {"parallel_draft_step": 2}}, "parallel_draft_step = 2"),
     ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
     ({"eagle_config": {"residual_scale": 2}}, "residual_scale"),
     ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state = False"),

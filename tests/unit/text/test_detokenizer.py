@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from blockdraft.core.errors import ModelError, RequestError
@@ -169,6 +171,37 @@ def test_a_broken_tokenizer_is_a_model_error(tmp_path):
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="cannot load a tokenizer"):
         load_tokenizer(folder)
+
+
+def test_what_a_tokenizer_lacks_is_said(tmp_path):
+    folder = tiny_target_folder(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    own = {"AutoTokenizer": ["own.Own", None]}
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="Own", auto_map=own)
+    with pytest.raises(ModelError, match=r"needs code of its own.* give --trust-remote-code"):
+        load_tokenizer(folder)
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelError, match=r", which has no tokenizer.json: .*; copy the tokenizer"):
+        load_tokenizer(folder)
+    # As Kimi-K2.5 is published; from it transformers makes a tokenizer that splits otherwise.
+    (folder / "tiktoken.model").write_text("YQ== 0\n", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"does not say how texts are split"):
+        load_tokenizer(folder)
+
+
+def test_a_chat_template_beside_the_processor_is_read(tmp_path):
+    folder = tiny_target_folder(tmp_path)
+    question = [{"role": "user", "content": "abc"}]
+    expected = load_tokenizer(folder).encode_chat(question)
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").unlink()
+    path = folder / "chat_template.json"
+    path.write_text(json.dumps({"chat_template": template}), encoding="utf-8")
+    assert load_tokenizer(folder).encode_chat(question) == expected
+    for damaged in ("[]", "{", '{"chat_template": [1]}'):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(ModelError, match=r"chat_template\.json"):
+            load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(

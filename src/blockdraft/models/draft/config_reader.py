@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft.speculators_layout import published_layout
+from blockdraft.models.draft.speculators_layout import published_layout, zero_based
 
 AttentionKind = Literal["full_attention", "sliding_attention"]
 
@@ -26,8 +26,17 @@ BLOCK_ARCHITECTURES: Mapping[str, BlockKind] = {
     "DSparkDraftModel": "dspark",
     "Qwen3DSparkModel": "dspark",
     "DominoDraftModel": "domino",
+    # Of NVIDIA's Automodel, which adapts them for other engines.
+    "Qwen3DFlashDraftModel": "dflash",
+    "Qwen3DFlash2DraftModel": "dflash2",
 }
 """Kinds of drafters that fill blocks, by the architecture that a config names."""
+
+PROJECTORS: tuple[BlockKind, ...] = ("dflash2", "dspark", "domino")
+"""Kinds that a config may name by its `projector_type` too."""
+
+_LAYERS_OF_OTHERS = "eagle_aux_hidden_state_layer_ids"
+"""Where some tools write the layers that are read, for other engines; the first is 1."""
 
 DEFAULT_ROPE_THETA = 10000.0
 """Where a config names none, as in transformers."""
@@ -85,6 +94,7 @@ UNSUPPORTED: dict[str, object] = {
     "logit_scale": 1.0,
     "mlp_bias": False,
     "quantization_config": {},
+    "use_aux_hidden_state": True,
 }
 """Keys that change the computation unless they have this value, and are not supported."""
 
@@ -277,6 +287,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         for key, neutral in UNSUPPORTED.items():
             if place.get(key) not in (None, neutral):
                 raise _unsupported(f"{key} = {place[key]!r}", "a variant with other mathematics")
+    if (mode := nested.get("attention_mode")) not in (None, "gqa", "mha"):
+        raise _unsupported(f"attention_mode = {mode!r}", "a variant with other mathematics")
     known = _NESTED_KEYS.union(UNSUPPORTED, *(keys for _, keys in _OWN_KEYS.values()))
     if unknown := sorted(set(nested) - known):
         raise ModelError(
@@ -292,7 +304,7 @@ def _kind_of(raw: Mapping[str, Any]) -> BlockKind:
     if not known:
         raise _unsupported(f"architectures = {architectures}", "another model")
     named, projector = BLOCK_ARCHITECTURES[known[0]], projector_of(raw)
-    if projector not in (None, "dflash", "dspark", "domino"):
+    if projector not in (None, "dflash", *PROJECTORS):
         raise _unsupported(f"projector_type = {projector!r}", "a drafter of another method")
     if projector in (None, named) or (projector == "dflash" and named in ("dflash2", "diffusion")):
         return named
@@ -301,8 +313,7 @@ def _kind_of(raw: Mapping[str, Any]) -> BlockKind:
             f"the drafter's config.json has architectures = {architectures} and projector_type = "
             f"{projector!r}; make it say one or the other"
         )
-    kind: BlockKind = "dspark" if projector == "dspark" else "domino"
-    return kind
+    return next(kind for kind in PROJECTORS if kind == projector)
 
 
 def projector_of(raw: Mapping[str, Any]) -> object:
@@ -387,6 +398,8 @@ def _read_layer_ids(
 ) -> tuple[int, ...]:
     """The named layer ids, or the default ones: as many as the drafter has layers."""
     ids = reader.get("target_layer_ids")
+    if ids is None and (others := reader.get(_LAYERS_OF_OTHERS)) is not None:
+        ids = zero_based(others, _LAYERS_OF_OTHERS)
     if ids is None:
         if num_target_layers is None:
             raise ModelError(

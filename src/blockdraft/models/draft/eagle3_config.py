@@ -31,14 +31,23 @@ _NEUTRAL: Mapping[str, object] = {
     "fc_norm": False,
     "norm_output": False,
     "use_sliding_window": False,
-    "use_aux_hidden_state": True,
     "parallel_drafting": False,
     "num_hidden_layers": 1,
     "is_causal": True,
+    "use_moe": False,
+    # Attention of DeepSeek's kind.
+    "kv_lora_rank": 0,
+    # Of NVIDIA's ModelOpt.
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
 }
 """Keys that change the computation unless they have this value, and are not supported."""
 
-_NESTED_KEYS = frozenset({_LAYER_IDS, "use_aux_hidden_state", "parallel_drafting"})
+_NESTED_KEYS = frozenset({_LAYER_IDS, "parallel_draft_heads_num_layers", *_NEUTRAL})
+"""Of heads for tokens further on there are none, with a `parallel_draft_step` of 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +240,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _layer_ids(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The layers whose outputs are read, from 0; the two places in which they stand must agree."""
-    nested, top = (raw.get("eagle_config") or {}).get(_LAYER_IDS), raw.get(_LAYER_IDS)
+    # ModelOpt writes an empty list for the authors' choice.
+    nested, top = (raw.get("eagle_config") or {}).get(_LAYER_IDS) or None, raw.get(_LAYER_IDS)
     found = None if top is None else zero_based(top, _LAYER_IDS)
     if nested is None:
         return None if found is None else tuple(found)

@@ -96,22 +96,23 @@ def check_shape(
         )
 
 
-def has_own_ends(folder: Path) -> bool:
-    """Whether the checkpoint has embedding and head: by names in its files, if these lie here.
+def has_own_ends(folder: Path) -> bool | None:
+    """Whether the checkpoint has embedding and head: by names in its files; None without these.
 
     Raises:
         ModelError: the files are damaged.
     """
-    return {EMBEDDING_NAME, HEAD_NAME} <= _tensor_names(folder)
+    names = _tensor_names(folder)
+    return None if names is None else names >= {EMBEDDING_NAME, HEAD_NAME}
 
 
-def has_own_embedding(folder: Path) -> bool:
+def has_own_embedding(folder: Path) -> bool | None:
     """The same of the embedding."""
-    return EMBEDDING_NAME in _tensor_names(folder)
+    names = _tensor_names(folder)
+    return None if names is None else EMBEDDING_NAME in names
 
 
-def _tensor_names(folder: Path) -> set[str]:
-    names: set[str] = set()
+def _tensor_names(folder: Path) -> set[str] | None:
     index = folder / INDEX_NAME
     try:
         if (folder / WEIGHTS_NAME).is_file():
@@ -119,6 +120,8 @@ def _tensor_names(folder: Path) -> set[str]:
                 names = set(file.keys())
         elif index.is_file():
             names = set(read_index(index))
+        else:
+            return None
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"cannot read {folder} ({error}); copy the checkpoint again") from error
     return {plain_name(name) for name in names}

@@ -1,9 +1,9 @@
 """Loading a target, and refusing a drafter that was made for another one."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.config import Quantize
@@ -28,13 +29,21 @@ from blockdraft.kernels.backends import in_hardware
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.eagle3_config import AnyDraftConfig, Eagle3Config
 from blockdraft.models.layers.quantized import quantize_model
-from blockdraft.models.supported import decoder_layers, is_quantized
+from blockdraft.models.supported import (
+    decoder_layers,
+    is_quantized,
+    quantization_of,
+    quantized_by,
+)
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "float64": torch.float64,
 }
+
+_SCALES = ("weight_scale", "scales")
+"""How the names of tensors begin by which packed weights are multiplied."""
 
 _REMEDY = "use a drafter made for this target, or none to decode plainly"
 
@@ -111,6 +120,7 @@ def load_target_model(
         ModelError: transformers cannot load it, it cannot be quantized, or see `load_config`.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code)
+    method = quantized_by(config)
     transformers_logging.disable_progress_bar()
     leave_cudnn_attention_out(device)
     if (path := gguf_file(folder)) is not None:
@@ -118,6 +128,7 @@ def load_target_model(
             raise ModelError(f"{path} runs on one device; leave out device_map")
         return _load_gguf(path, folder, dtype, device, quantize)
     try:
+        _check_method(config)
         model, report = _auto_class(config).from_pretrained(
             folder,
             dtype=dtype,
@@ -127,19 +138,19 @@ def load_target_model(
             ignore_mismatched_sizes=True,
             device_map=device_map,
             trust_remote_code=trust_remote_code,
-            **({"config": config} if _unpacks_at_load(folder, config) else {}),
+            **({"config": config} if _unpacks_at_load(config) else {}),
         )
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        if (method := _quantized_by(folder)) is not None:
+        if method is not None:
             raise _not_quantized_here(folder, method, error) from error
         raise _unusable(folder, error) from error
     _check_weights(folder, report)
     assert isinstance(model, PreTrainedModel)
-    if _quantized_by(folder) is not None and not is_quantized(model) and dtype.itemsize > 2:
+    if method is not None and not is_quantized(model) and dtype.itemsize > 2:
         # transformers unpacked it (fp8, mxfp4), and left its other weights as they are stored.
         # Never to fewer bits: some models keep a part in more.
         model = model.to(dtype)
@@ -152,7 +163,7 @@ def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
     """Refuse weights that do not fill a model: transformers warns, and fills in random numbers.
 
     Of weights that the model has no place for it warns too, and they stay unused: some folders
-    hold parts that are for training, or for images.
+    hold parts that are for training, or for images. But without its scales a weight is another.
     """
     if differing := sorted(report["mismatched_keys"]):
         name, found, expected = differing[0]
@@ -163,6 +174,14 @@ def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
         )
     if missing := sorted(report["missing_keys"]):
         raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
+    unused = set(report["unexpected_keys"])
+    for name in sorted(unused):
+        module, _, part = name.rpartition(".")
+        if part.startswith(_SCALES) and f"{module}.weight" not in unused:
+            raise ModelError(
+                f"{folder} holds {name}: its weights are quantized, and its config.json does not "
+                "say how; give the model's full-precision weights with --quantize"
+            )
 
 
 def leave_cudnn_attention_out(device: str) -> None:
@@ -205,21 +224,23 @@ def _load_gguf(
         raise _unusable(path, error) from error
 
 
-def _unpacks_at_load(folder: Path, config: Any) -> bool:
+def _check_method(config: PretrainedConfig) -> None:
+    """Raise ValueError for a method that transformers would skip, and take its numbers as they are.
+
+    Those of eight bits fit, and are wrong without their scales.
+    """
+    found = quantization_of(config)
+    if found and "quant_method" in found and not AutoHfQuantizer.supports_quant_method(found):
+        raise ValueError(f"transformers {version('transformers')} does not know this method")
+
+
+def _unpacks_at_load(config: Any) -> bool:
     """True if a config now asks for what transformers would else do in the first forward."""
-    if _quantized_by(folder) != "compressed-tensors":
+    if quantized_by(config) != "compressed-tensors":
         return False
-    config.quantization_config = {**config.quantization_config, "dequantize": True}
+    # Also where the part for text alone says so (Kimi-K2.5): else layers for images are packed too.
+    config.quantization_config = {**quantization_of(config), "dequantize": True}
     return True
-
-
-def _quantized_by(folder: Path) -> str | None:
-    """The method by which another package quantized a folder's weights; None if they are whole."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return str(config["quantization_config"]["quant_method"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _not_quantized_here(folder: Path, method: str, reason: Exception) -> ModelError:

@@ -75,5 +75,5 @@ def _num_drafted(target: Path, drafter: Path, *, trust_remote_code: bool) -> int
 
     config = config_for_other_engine(drafter, _KINDS, needs_index=True)
     model = target_without_weights(target, trust_remote_code=trust_remote_code)
-    check_pair(model, config, has_own_ends=has_own_ends(drafter))
+    check_pair(model, config, has_own_ends=bool(has_own_ends(drafter)))
     return config.num_drafted

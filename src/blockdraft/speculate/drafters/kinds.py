@@ -20,6 +20,7 @@ from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.models.draft.config_reader import (
     BLOCK_ARCHITECTURES,
+    PROJECTORS,
     architectures_of,
     projector_of,
 )
@@ -273,7 +274,7 @@ def _with_projector(kind: str, config: Mapping[str, Any]) -> str:
     What contradicts itself is refused by its reader.
     """
     projector = projector_of(config)
-    return str(projector) if kind == "dflash" and projector in ("dspark", "domino") else kind
+    return str(projector) if kind == "dflash" and projector in PROJECTORS else kind
 
 
 def load_checkpoint(

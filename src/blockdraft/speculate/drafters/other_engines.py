@@ -6,6 +6,8 @@ from pathlib import Path
 from blockdraft.core.errors import ModelError
 from blockdraft.models.draft.checkpoint import INDEX_NAME, read_config, unlisted_files
 from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.config_reader import architecture_of, architectures_of
+from blockdraft.models.draft.speculators_layout import MARK
 from blockdraft.speculate.drafters.kinds import kind_of
 
 
@@ -31,6 +33,12 @@ def config_for_other_engine(
             f"only; {remedy}"
         )
     config = DraftConfig.from_dict(raw)
+    published = architecture_of(config.kind)
+    if (named := architectures_of(raw)) and MARK not in raw and published not in named:
+        raise ModelError(
+            f"{folder}/config.json calls the drafter {named[0]}, and other engines know "
+            f"{published}; write this into architectures there"
+        )
     if config.drafts_from_anchor:
         raise ModelError(
             f"the anchor's slot of {folder} drafts too, which this engine may not know; {remedy}"

@@ -15,7 +15,7 @@ from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.eagle3 import Eagle3Model
-from blockdraft.models.draft.eagle3_config import Eagle3Config
+from blockdraft.models.draft.eagle3_config import AnyDraftConfig, Eagle3Config
 from blockdraft.models.draft.own_ends import has_own_embedding, has_own_ends
 from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.draft.pair_contexts import PagedPairs
@@ -25,6 +25,7 @@ from blockdraft.models.target.loading import check_eagle3, check_pair, target_wi
 from blockdraft.models.target.paged_support import NotPaged, layer_shapes
 from blockdraft.speculate.drafters.kinds import check_draft_model, kind_of
 from blockdraft.speculate.drafters.levels import DEPTH
+from blockdraft.text.same_tokenizer import has_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,8 @@ class DrafterShape:
     refusal: why it does not fit the target; None if it does. longest_path: tokens that it proposes
     one behind another, unless told otherwise. kv_shapes: of its own keys and values, layer by
     layer; page_bytes: what they take for each page of the target's memory, with all that belongs
-    to them. block_size, mask_token_id: None for a drafter that does not fill blocks.
+    to them. block_size, mask_token_id: None for a drafter that does not fill blocks. later: what
+    only loading shows, as its config alone is here.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class DrafterShape:
     refusal: str | None
     block_size: int | None = None
     mask_token_id: int | None = None
+    later: tuple[str, ...] = ()
 
 
 def read_shape(folder: Path, target: PreTrainedModel, dtype: torch.dtype) -> DrafterShape:
@@ -77,7 +80,8 @@ def _block_shape(
         num_weights=_num_weights(model),
         kv_shapes=tuple(PagedContexts.shapes(config)),
         page_bytes=PagedContexts.page_bytes(config, dtype),
-        refusal=_refusal(lambda: check_pair(target, config, has_own_ends=ends)),
+        refusal=_refusal(lambda: check_pair(target, config, has_own_ends=ends is not False)),
+        later=_of_other_width(config, ends),
         block_size=config.block_size,
         mask_token_id=config.mask_token_id,
     )
@@ -106,7 +110,10 @@ def _eagle3_shape(
         num_weights=_num_weights(model),
         kv_shapes=tuple(PagedContexts.shapes(config)),
         page_bytes=PagedPairs.page_bytes(config, dtype),
-        refusal=_refusal(lambda: check_eagle3(target, config, has_embedding=has_embedding)),
+        refusal=_refusal(
+            lambda: check_eagle3(target, config, has_embedding=has_embedding is not False)
+        ),
+        later=_of_other_width(config, has_embedding),
     )
 
 
@@ -129,7 +136,17 @@ def _draft_model_shape(
         kv_shapes=shapes,
         page_bytes=page_bytes(shapes, dtype),
         refusal=_refusal(lambda: check_draft_model(target, model, folder)),
+        later=()
+        if has_tokenizer(folder) and has_tokenizer(Path(target.name_or_path))
+        else ("that its tokens are those of the target",),
     )
+
+
+def _of_other_width(config: AnyDraftConfig, has_ends: bool | None) -> tuple[str, ...]:
+    """What is not known of a drafter that is not as wide as its target."""
+    if has_ends is not None or config.hidden_size == config.target_hidden_size:
+        return ()
+    return ("that the drafter has an embedding of its own, as one of another width must",)
 
 
 _Reader = Callable[
