@@ -24,13 +24,15 @@ export class Answer {
   rounds = [];
   kinds = null;
   isComplete = false;
+  #isCutOff = false;
   #firstAt = null;
   #lastAt = null;
   #speed = null;
   #focused = null;
 
-  constructor(title) {
+  constructor(title, prompt) {
     numAnswers += 1;
+    this.prompt = prompt;
     this.element = make("article", "answer");
     this.element.setAttribute("aria-label", `Answer, ${title}`);
     this.element.setAttribute("aria-busy", "true");
@@ -55,6 +57,7 @@ export class Answer {
       this.content += choice.delta.content ?? "";
       for (const round of choice.rounds ?? []) this.#addRound(round, now);
       this.kinds = choice.token_kinds ?? this.kinds;
+      this.#isCutOff ||= choice.finish_reason === "length";
     }
     // The server's own time is better than that of arrivals here.
     this.#speed = event.metrics?.tokens_per_second ?? this.#speed;
@@ -102,7 +105,7 @@ export class Answer {
   }
 
   #sumUp() {
-    const parts = [`${this.numTokens} tokens`];
+    const parts = [`${this.numTokens} tokens${this.#isCutOff ? ", then cut off" : ""}`];
     const tau = this.tally.acceptanceLength;
     if (tau !== null) parts.push(`${shortNumber(tau, 2)} a round`);
     if (this.speed !== null) parts.push(`${shortNumber(this.speed)} a second`);
