@@ -134,7 +134,6 @@ NGrams = Annotated[
         "--ngrams/--no-ngrams",
         help="Also draft from n-grams: the drafter's table and Hydra head, if it has them, and the "
         "text itself.",
-        show_default="on",
     ),
 ]
 SharedLookup = Annotated[
