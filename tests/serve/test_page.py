@@ -215,10 +215,10 @@ def test_an_answer_can_be_stopped_and_the_next_one_asked_for(page):
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".fault")).to_have_text("Stopped.")
     wait_for_end(page)
-    page.get_by_label("Max tokens").fill("8")
+    page.get_by_label("Max tokens").fill("1")
     ask(page, "And now?")
     wait_for_end(page)
-    expect(page.locator(".sums").nth(1)).to_contain_text("8 tokens, then cut off")
+    expect(page.locator(".sums").nth(1)).to_contain_text("1 token, then cut off")
     assert page.locator(".fault").count() == 1
     page.get_by_role("button", name="New conversation").click()
     assert page.locator(".turn").count() == 0

@@ -18,6 +18,11 @@ export function shortNumber(value, digits = 1) {
   return value === null || !Number.isFinite(value) ? "–" : value.toFixed(digits);
 }
 
+/** A number with its noun, whose plural ends in s. */
+export function counted(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 export class Answer {
   content = ""; // as other clients get it
   tally = new Tally();
@@ -105,12 +110,12 @@ export class Answer {
   }
 
   #sumUp() {
-    const parts = [`${this.numTokens} tokens${this.#isCutOff ? ", then cut off" : ""}`];
+    const parts = [`${counted(this.numTokens, "token")}${this.#isCutOff ? ", then cut off" : ""}`];
     const tau = this.tally.acceptanceLength;
     if (tau !== null) parts.push(`${shortNumber(tau, 2)} a round`);
     if (this.speed !== null) parts.push(`${shortNumber(this.speed)} a second`);
     const { numStalls } = this.tally;
-    if (numStalls) parts.push(numStalls === 1 ? "1 stall" : `${numStalls} stalls`);
+    if (numStalls) parts.push(counted(numStalls, "stall"));
     this.sums.textContent = parts.join(" · ");
   }
 

@@ -1,6 +1,6 @@
 // The page: a conversation with the server, decoded drafted, plain, or both at once.
 
-import { Answer, make, shortNumber } from "./answer.js";
+import { Answer, counted, make, shortNumber } from "./answer.js";
 import { AnswerFigures, ServerFigures } from "./figures.js";
 import { Server } from "./server.js";
 
@@ -95,7 +95,7 @@ async function ask(prompt, conversation) {
 function finish(turn, answers, conversation) {
   const [answer] = answers;
   const follow = isAtEnd();
-  const said = [`Answered: ${answer.numTokens} tokens`];
+  const said = [`Answered: ${counted(answer.numTokens, "token")}`];
   if (answer.tally.numRounds) said.push(`${shortNumber(answer.tally.acceptanceLength, 2)} a round`);
   const areComplete = answers.every((one) => one.isComplete);
   if (areComplete && answers.length > 1) {
