@@ -138,13 +138,18 @@ def test_both_ways_side_by_side_give_the_same_text(page):
     assert page.locator(".asked").count() == 2
 
 
-def answer_with(page, text_of):
-    """Let the page get one round of `text_of(is_drafted)` in place of a model's answer."""
+def answer_with(page, text_of, content=None):
+    """Let the page get one round of `text_of(is_drafted)` in place of a model's answer.
+
+    `content` is for a text that begins with thinking, which is not in it.
+    """
 
     def fulfill(route):
         text = text_of(json.loads(route.request.post_data).get("num_draft_tokens") != 0)
         one = {"tokens": [text], "num_drafted": 0, "num_accepted": 0, "follows_stall": True}
-        event = {"choices": [{"index": 0, "delta": {"content": text}, "rounds": [one]}]}
+        delta = {"content": text if content is None else content}
+        choice = {"index": 0, "delta": delta, "rounds": [one]}
+        event = {"choices": [choice], "metrics": {"tokens_per_second": 10.0}}
         body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
         route.fulfill(body=body, content_type="text/event-stream")
 
@@ -170,6 +175,39 @@ def test_texts_that_differ_are_told_apart(page):
     expect(verdict).to_have_text("✗ The texts differ from character 3 on.")
 
 
+def test_thinking_is_compared_too(page):
+    answer_with(page, lambda is_drafted: f"<think>{is_drafted}</think>", content="")
+    page.get_by_text("Side by side").click()
+    ask(page, "Hello")
+    expect(page.locator(".verdict.different")).to_be_visible()
+
+
+def test_only_speeds_of_the_same_prompt_are_compared(page):
+    answer_with(page, str)
+    for mode, prompt in [("Drafted", "A"), ("Plain", "B")]:
+        page.get_by_text(mode, exact=True).click()
+        ask(page, prompt)
+        wait_for_end(page)
+    expect(page.locator("#speedup")).to_have_text("–")
+    expect(page.locator("#speed-note")).to_contain_text("Ask the same")
+    ask(page, "A")
+    expect(page.locator("#speedup")).to_have_text("1.00×")
+
+
+def test_a_server_that_was_started_again_has_its_new_name(page):
+    page.route("**/metrics", lambda route: route.abort())
+    expect(page.locator("#model")).to_have_text("the server does not answer")
+    expect(page.locator("#load")).to_have_text("–")
+    name = 'of "another" model'
+    labels = f'{{model_name="{name}"}}'.replace('"another"', r"\"another\"")
+    page.unroute("**/metrics")
+    page.route(
+        "**/metrics", lambda route: route.fulfill(body=f"vllm:num_requests_running{labels} 2.0\n")
+    )
+    expect(page.locator("#model")).to_have_text(name)
+    expect(page.locator("#load")).to_have_text("2, 0")
+
+
 def test_an_answer_can_be_stopped_and_the_next_one_asked_for(page):
     page.get_by_label("Max tokens").fill("2000")
     ask(page, "Tell me a very long story about a lighthouse.")
@@ -177,9 +215,10 @@ def test_an_answer_can_be_stopped_and_the_next_one_asked_for(page):
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".fault")).to_have_text("Stopped.")
     wait_for_end(page)
-    page.get_by_label("Max tokens").fill("8")
+    page.get_by_label("Max tokens").fill("1")
     ask(page, "And now?")
     wait_for_end(page)
+    expect(page.locator(".sums").nth(1)).to_contain_text("1 token, then cut off")
     assert page.locator(".fault").count() == 1
     page.get_by_role("button", name="New conversation").click()
     assert page.locator(".turn").count() == 0

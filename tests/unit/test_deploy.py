@@ -52,8 +52,9 @@ def test_the_probes_of_kubernetes_need_no_key_and_end_in_time(folders):
         running.traffic.is_draining = True
         assert running.client.get("/ready").status_code == 503
         running.traffic.is_draining = False
-    drain = float(container["args"][container["args"].index("--drain-timeout") + 1])
-    assert drain < pod["terminationGracePeriodSeconds"]
+    given = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
+    assert float(given["--drain-timeout"]) < pod["terminationGracePeriodSeconds"]
+    assert given["--threads"] == container["resources"]["requests"]["cpu"]
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
     assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
 

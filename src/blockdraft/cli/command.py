@@ -66,4 +66,6 @@ def _one_name_a_line(parameter: Any) -> Any:
     parameter = copy.copy(parameter)
     parameter.opts = ["\n".join(long), *(name for name in names if name not in long)]
     parameter.secondary_opts = []
+    if parameter.default is True:
+        parameter.show_default = "on"
     return parameter

@@ -105,10 +105,13 @@ def _answer(
     if values["as_json"]:
         generation = llm.generate(prompt_ids, params)
         found = _describe(llm, generation)
-    elif values["smooth"]:
-        generation = _print_smoothly(llm, prompt_ids, params)
     else:
-        generation = _print_text(llm, prompt_ids, params)
+        show = _print_smoothly if values["smooth"] else _print_text
+        try:
+            generation = show(llm, prompt_ids, params)
+        except KeyboardInterrupt:
+            print(flush=True)  # the line on which the text broke off
+            raise
     try:
         check_answered(generation)
         if values["receipt"] is not None:

@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from blockdraft.core.errors import EngineDead
+from blockdraft.core.words import counted
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
 from blockdraft.measure.identity import describe_setup
@@ -147,15 +148,16 @@ class DrainingServer(uvicorn.Server):
 
     def _end_with_engine(self) -> None:
         """Let open requests get their errors; only a new process can answer again."""
-        logger.error("the server ends with its engine: %d requests fail", self._traffic.num_active)
+        failing = counted(self._traffic.num_active, "request")
+        logger.error("the server ends with its engine, without answers to %s", failing)
         if not self._traffic.is_draining:
             self._traffic.is_draining = True
             self._draining = asyncio.create_task(self._drain())
 
     def _start_draining(self) -> None:
         logger.info(
-            "draining: %d requests have %g s to end; a second signal ends them at once",
-            self._traffic.num_active,
+            "draining: %s may take %g s more; a second signal ends all at once",
+            counted(self._traffic.num_active, "request"),
             self._drain_seconds,
         )
         self._draining = asyncio.create_task(self._drain())

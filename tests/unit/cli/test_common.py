@@ -238,6 +238,7 @@ def test_a_default_is_the_same_in_every_command(words, command):
 def test_help_in_80_columns_cuts_no_name_and_fills_its_lines(words, command):
     shown = run(*words, "--help", env={"COLUMNS": "80"}, terminal_width=80).stdout
     assert "…" not in shown
+    assert "default: True" not in shown  # says less than "on"
     whole = set(re.split(r"[\s,│]+", shown))
     for parameter in command.params:
         if not getattr(parameter, "hidden", False):

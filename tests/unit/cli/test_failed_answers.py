@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import FAILED, MISTAKE, Refusal
+from blockdraft.core.errors import FAILED, INTERRUPTED, MISTAKE, Refusal
 from blockdraft.engine.completion import Chunk, Completion, Generation, Timings
 from blockdraft.measure.acceptance import AcceptanceStats
 from tests.command_line import run
@@ -50,6 +50,18 @@ def served(monkeypatch, *errors):
     llm = FailingLLM(*errors)
     monkeypatch.setattr("blockdraft.cli.options.load_llm", lambda config, check: llm)
     return llm
+
+
+@pytest.mark.parametrize("options", [[], ["--smooth"]])
+def test_what_is_said_of_an_interrupted_answer_has_its_own_line(monkeypatch, options):
+    def interrupted(prompt, params, *, stream):
+        yield Chunk(0, 0, "half", (1, 2), None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(served(monkeypatch), "generate", interrupted)
+    result = run("generate", "hi", *options)
+    assert (result.stdout, result.stderr) == ("half\n", "blockdraft: interrupted\n")
+    assert result.exit_code == INTERRUPTED
 
 
 @pytest.mark.parametrize(("error", "status"), [(FAULT, FAILED), (Refusal("too complex"), MISTAKE)])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blockdraft.bench.report.svg import STYLE as STYLE_OF_A_PLOT
 from blockdraft.report import render
 
 STYLE = Path(render.__file__).with_name("templates") / "style.css"
@@ -41,3 +42,10 @@ def test_curves_are_told_apart_by_color(scheme):
         if np.linalg.norm(lab(colors[one]) - lab(colors[other])) < FAR
     ]
     assert near == []
+
+
+def test_bands_are_seen_on_their_bars_in_a_dark_plot():
+    band = re.search(r"\.spread \{ stroke: (#\w{6}); \}", STYLE_OF_A_PLOT)[1]
+    bars = re.findall(r"\.way-\d \{ color: (#\w{6}); \}", STYLE_OF_A_PLOT)
+    assert len(bars) == 6
+    assert min(lab(band)[0] - lab(bar)[0] for bar in bars) > 10

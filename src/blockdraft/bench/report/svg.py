@@ -47,7 +47,7 @@ text { font: 13px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) {
   .ground { fill: #0d1117; }
   .words { fill: #e6edf3; }
-  .line, .spread { stroke: #9198a1; }
+  .line { stroke: #9198a1; } .spread { stroke: #e6edf3; }
   .way-0 { color: #4493f8; } .way-1 { color: #d29922; } .way-2 { color: #3fb68b; }
   .way-3 { color: #ab7df8; } .way-4 { color: #f778ba; } .way-5 { color: #9198a1; }
 }

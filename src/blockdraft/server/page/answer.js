@@ -18,19 +18,26 @@ export function shortNumber(value, digits = 1) {
   return value === null || !Number.isFinite(value) ? "–" : value.toFixed(digits);
 }
 
+/** A number with its noun, whose plural ends in s. */
+export function counted(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 export class Answer {
   content = ""; // as other clients get it
   tally = new Tally();
   rounds = [];
   kinds = null;
   isComplete = false;
+  #isCutOff = false;
   #firstAt = null;
   #lastAt = null;
   #speed = null;
   #focused = null;
 
-  constructor(title) {
+  constructor(title, prompt) {
     numAnswers += 1;
+    this.prompt = prompt;
     this.element = make("article", "answer");
     this.element.setAttribute("aria-label", `Answer, ${title}`);
     this.element.setAttribute("aria-busy", "true");
@@ -55,6 +62,7 @@ export class Answer {
       this.content += choice.delta.content ?? "";
       for (const round of choice.rounds ?? []) this.#addRound(round, now);
       this.kinds = choice.token_kinds ?? this.kinds;
+      this.#isCutOff ||= choice.finish_reason === "length";
     }
     // The server's own time is better than that of arrivals here.
     this.#speed = event.metrics?.tokens_per_second ?? this.#speed;
@@ -102,12 +110,12 @@ export class Answer {
   }
 
   #sumUp() {
-    const parts = [`${this.numTokens} tokens`];
+    const parts = [`${counted(this.numTokens, "token")}${this.#isCutOff ? ", then cut off" : ""}`];
     const tau = this.tally.acceptanceLength;
     if (tau !== null) parts.push(`${shortNumber(tau, 2)} a round`);
     if (this.speed !== null) parts.push(`${shortNumber(this.speed)} a second`);
     const { numStalls } = this.tally;
-    if (numStalls) parts.push(numStalls === 1 ? "1 stall" : `${numStalls} stalls`);
+    if (numStalls) parts.push(counted(numStalls, "stall"));
     this.sums.textContent = parts.join(" · ");
   }
 

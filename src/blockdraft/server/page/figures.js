@@ -4,6 +4,7 @@ import { make, shortNumber } from "./answer.js";
 import { Tally } from "./tally.js";
 
 const WINDOW = 5000; // milliseconds over which the server's rates are taken
+const TOKENS = "vllm:generation_tokens_total";
 const BAR_WIDTH = 5; // rem of a share of 1
 
 const place = (id) => document.getElementById(id);
@@ -16,12 +17,13 @@ function put(id, text) {
 export class AnswerFigures {
   #finished = new Tally(); // of the answers that have ended
   #arriving = null; // of the drafted answer that has not
-  #speeds = { drafted: null, plain: null }; // of the last answers: {value, together}
+  #speeds = { drafted: null, plain: null }; // of the last answers: {value, prompt, together}
 
   /** Show an answer that arrives, or has ended. */
   show(answer, isDrafted, together) {
     if (answer.speed !== null) {
-      this.#speeds[isDrafted ? "drafted" : "plain"] = { value: answer.speed, together };
+      const speed = { value: answer.speed, prompt: answer.prompt, together };
+      this.#speeds[isDrafted ? "drafted" : "plain"] = speed;
     }
     if (isDrafted || !together) {
       put("tau", shortNumber(answer.tally.acceptanceLength, 2));
@@ -36,9 +38,10 @@ export class AnswerFigures {
     const { drafted, plain } = this.#speeds;
     put("drafted-speed", shortNumber(drafted?.value ?? null));
     put("plain-speed", shortNumber(plain?.value ?? null));
-    const isComparable = drafted && plain && drafted.together === plain.together;
+    const isSame = drafted && plain && drafted.prompt === plain.prompt;
+    const isComparable = isSame && drafted.together === plain.together;
     put("speedup", isComparable ? `${shortNumber(drafted.value / plain.value, 2)}×` : "–");
-    put("speed-note", speedNote(drafted, plain, isComparable));
+    put("speed-note", speedNote(drafted, isSame, isComparable));
   }
 
   /** Count an answer that has ended. */
@@ -68,8 +71,8 @@ export class AnswerFigures {
   }
 }
 
-function speedNote(drafted, plain, isComparable) {
-  if (!drafted || !plain) return "Ask the same once drafted and once plain to compare.";
+function speedNote(drafted, isSame, isComparable) {
+  if (!isSame) return "Ask the same once drafted and once plain to compare.";
   if (!isComparable) return "Not comparable: one ran alone, the other beside its twin.";
   return drafted.together
     ? "Both ran at once and shared the engine’s steps: neither speed is that of one alone."
@@ -98,13 +101,15 @@ export class ServerFigures {
   #past = []; // {at, metrics}
 
   show(metrics, now) {
+    const numTokens = total(metrics, TOKENS);
+    // Counters that shrink are those of a server that was started again.
+    if (this.#past.length && numTokens < total(this.#past.at(-1).metrics, TOKENS)) this.#past = [];
     this.#past.push({ at: now, metrics });
     while (this.#past.length > 2 && this.#past[1].at <= now - WINDOW) this.#past.shift();
     const running = total(metrics, "vllm:num_requests_running");
     put("load", `${running}, ${total(metrics, "vllm:num_requests_waiting")}`);
     put("pages", `${shortNumber(100 * total(metrics, "vllm:kv_cache_usage_perc"))} %`);
     put("server-stalls", String(total(metrics, "blockdraft:stalls_total")));
-    put("server-note", "");
     this.#showRates(now);
   }
 
@@ -116,15 +121,15 @@ export class ServerFigures {
     const drafted = grown("blockdraft:decode_passes_total", (labels) => Number(labels.depth));
     const perPass = (value) => (numPasses ? value / numPasses : null);
     const seconds = (now - since.at) / 1000;
-    const numTokens = grown("vllm:generation_tokens_total");
-    put("server-speed", shortNumber(seconds > 0 ? numTokens / seconds : null));
+    put("server-speed", shortNumber(seconds > 0 ? grown(TOKENS) / seconds : null));
     put("server-tau", shortNumber(perPass(grown("blockdraft:decode_tokens_total")), 2));
     put("server-depth", shortNumber(perPass(drafted)));
   }
 
-  fail(message) {
+  /** The server does not tell. */
+  fail() {
     this.#past = [];
-    put("server-note", message);
+    for (const figure of document.querySelectorAll("#server dd")) figure.textContent = "–";
   }
 }
 

@@ -1,6 +1,6 @@
 // The page: a conversation with the server, decoded drafted, plain, or both at once.
 
-import { Answer, make, shortNumber } from "./answer.js";
+import { Answer, counted, make, shortNumber } from "./answer.js";
 import { AnswerFigures, ServerFigures } from "./figures.js";
 import { Server } from "./server.js";
 
@@ -59,8 +59,9 @@ async function fetchAnswer(answer, request, isDrafted, together) {
 }
 
 function verdict([drafted, plain]) {
-  const { content: one } = drafted;
-  const { content: other } = plain;
+  // What is shown, as the content leaves out the thinking.
+  const one = drafted.text.textContent;
+  const other = plain.text.textContent;
   if (one === other) return make("p", "verdict same", "✓ Both texts are the same.");
   let at = 0;
   while (one[at] === other[at]) at += 1;
@@ -71,7 +72,7 @@ async function ask(prompt, conversation) {
   const mode = document.querySelector("input[name=mode]:checked").value;
   const sides = { drafted: [true], plain: [false], both: [true, false] }[mode];
   const together = sides.length > 1;
-  const answers = sides.map((isDrafted) => new Answer(isDrafted ? "drafted" : "plain"));
+  const answers = sides.map((isDrafted) => new Answer(isDrafted ? "drafted" : "plain", prompt));
   const row = make("div", together ? "answers two" : "answers");
   row.append(...answers.map((answer) => answer.element));
   const turn = make("li", "turn");
@@ -94,7 +95,7 @@ async function ask(prompt, conversation) {
 function finish(turn, answers, conversation) {
   const [answer] = answers;
   const follow = isAtEnd();
-  const said = [`Answered: ${answer.numTokens} tokens`];
+  const said = [`Answered: ${counted(answer.numTokens, "token")}`];
   if (answer.tally.numRounds) said.push(`${shortNumber(answer.tally.acceptanceLength, 2)} a round`);
   const areComplete = answers.every((one) => one.isComplete);
   if (areComplete && answers.length > 1) {
@@ -146,24 +147,19 @@ function restart() {
   place("prompt").focus();
 }
 
-async function showModel() {
-  try {
-    const [model] = await server.models();
-    place("model").textContent = model.id;
-  } catch (error) {
-    place("model").textContent = error.message;
-  }
-}
-
 async function watchServer() {
   for (;;) {
     if (!document.hidden && !needsKey) {
       try {
-        serverFigures.show(await server.metrics(), performance.now());
+        const metrics = await server.metrics();
+        serverFigures.show(metrics, performance.now());
+        // A server that was started again may have another model.
+        place("model").textContent = metrics.get("vllm:num_requests_running")[0].labels.model_name;
       } catch (error) {
         needsKey = error.status === 401;
         if (needsKey) place("settings").open = true;
-        serverFigures.fail(error.message);
+        serverFigures.fail();
+        place("model").textContent = error.message;
       }
     }
     await new Promise((done) => {
@@ -188,7 +184,7 @@ function connect() {
   place("key").addEventListener("change", () => {
     server.key = place("key").value.trim();
     needsKey = false;
-    showModel();
+    lookNow();
   });
   for (const button of document.querySelectorAll(".samples button")) {
     button.addEventListener("click", () => {
@@ -210,5 +206,4 @@ function connect() {
 }
 
 connect();
-showModel();
 watchServer();

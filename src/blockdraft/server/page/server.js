@@ -1,5 +1,7 @@
 // The server that this page came from. Addresses are relative, so that a proxy may add a path.
 
+const LOST = "the connection was lost in the middle of the answer";
+const NO_ANSWER = "the server does not answer";
 const NO_KEY = "the API key is missing or wrong; enter it under Settings";
 
 export class ServerError extends Error {
@@ -11,10 +13,6 @@ export class ServerError extends Error {
 
 export class Server {
   key = "";
-
-  async models() {
-    return (await (await this.#ask("v1/models")).json()).data;
-  }
 
   /** Samples of all metrics by name: lists of {labels, value}. */
   async metrics() {
@@ -41,13 +39,13 @@ export class Server {
       if (event.error) throw new ServerError(event.error.message);
       yield event;
     }
-    throw new ServerError("the connection was lost in the middle of the answer");
+    throw new ServerError(LOST);
   }
 
   async #ask(path, options = {}) {
     const headers = { "content-type": "application/json" };
     if (this.key) headers.authorization = `Bearer ${this.key}`;
-    const response = await fetch(path, { ...options, headers });
+    const response = await fetch(path, { ...options, headers }).catch(saying(NO_ANSWER));
     if (response.ok) return response;
     const body = await response.json().catch(() => null);
     const message = body?.error?.message ?? `the server answered ${response.status}`;
@@ -56,13 +54,20 @@ export class Server {
   }
 }
 
+/** Each browser has words of its own for a connection that fails. */
+function saying(message) {
+  return (error) => {
+    throw error.name === "AbortError" ? error : new ServerError(message);
+  };
+}
+
 async function* lines(body) {
   const decoder = new TextDecoder();
   const reader = body.getReader();
   let held = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(saying(LOST));
       if (done) return;
       held += decoder.decode(value, { stream: true });
       const complete = held.split("\n");
@@ -81,7 +86,9 @@ function parseMetrics(text) {
     if (!match) continue;
     const [, name, list = "", value] = match;
     const labels = {};
-    for (const [, key, label] of list.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) labels[key] = label;
+    for (const [, key, label] of list.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) {
+      labels[key] = label.replaceAll(/\\(.)/g, "$1");
+    }
     if (!found.has(name)) found.set(name, []);
     found.get(name).push({ labels, value: Number(value) });
   }
