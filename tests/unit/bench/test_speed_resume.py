@@ -222,6 +222,20 @@ def test_a_later_turn_stands_behind_the_answer(llm, monkeypatch):
     assert asked[-1] == asked[-2] == expected
 
 
+def test_a_later_turn_does_not_see_the_thinking_of_the_answer(folders, monkeypatch):
+    llm, asked = LLM(*folders, dtype="float32", adaptive=False), []
+    template = llm.tokenizer.chat_template + "<think>{# </think> #}"
+    monkeypatch.setattr(llm.tokenizer._tokenizer, "chat_template", template)
+    real = llm.generate
+    monkeypatch.setattr(llm, "generate", lambda ids, params: asked.append(ids) or real(ids, params))
+    prompts = [BenchPrompt("a", "talk", "the abc", ("and then?",))]
+    SpeedBench(llm, with_transformers=False).run(prompts, SpeedConfig(max_tokens=6))
+    roles = ("user", "assistant", "user")
+    talk = ["the abc", "", "and then?"]  # six tokens were not enough to end the thinking
+    messages = [{"role": r, "content": t} for r, t in zip(roles, talk, strict=True)]
+    assert asked[-1] == llm.tokenizer.encode_chat(messages)
+
+
 def test_a_conversation_that_cannot_fit_is_refused_before_weights_are_read(arguments, tmp_path):
     (tmp_path / "prompts.jsonl").write_text(json.dumps(ROWS[0]) + "\n", encoding="utf-8")
     arguments[arguments.index("--max-tokens") + 1] = CONTEXT // 2
