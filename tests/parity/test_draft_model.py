@@ -144,6 +144,28 @@ def test_what_it_has_computed_serves_the_next_request() -> None:
         assert engine.proposer.failures.num_failures == 0
 
 
+def test_what_it_need_not_compute_is_no_lag() -> None:
+    """Or the allocator would take drafts in a long conversation for dear."""
+    prompt = PROMPT * 3
+    with make_target("paged", tiny_target(), layer_ids=()).released_after() as target:
+        drafter = make_drafter("paged")
+        engine = Engine(target, drafter)
+        num_kept = len(prompt) // PAGE_SIZE * PAGE_SIZE
+        for known in (0, num_kept):
+            key = engine.add(prompt, replace(PARAMS["greedy"], max_tokens=9))
+            engine.step()
+            (row,) = engine.scheduler.schedule()
+            assert drafter.lag(row) == len(prompt) - known
+            assert isinstance(drafter.model.memory, Pages)
+            assert drafter.model.memory.num_available == drafter.model.memory.num_pages - 1
+            run(engine)
+            engine.take(key)
+        engine.add(prompt, replace(PARAMS["greedy"], num_draft_tokens=0))
+        run(engine)
+        assert not drafter._reusable
+        assert not drafter.model.memory._put_back
+
+
 def test_with_little_memory_for_the_drafter_everyone_has_a_chain() -> None:
     """Trees would need a page more for each of the sequences."""
     with make_target("paged", tiny_target(), layer_ids=()).released_after() as target:

@@ -72,6 +72,8 @@ class DraftModelDrafter:
         self.recorder: Recorder = NO_RECORDER
         self._guessable = Guessable(vocab_size)
         self._samples: dict[int, Sample] = {}
+        self._reusable: dict[int, int] = {}
+        """Of each sequence the first tokens that earlier ones had left when it began."""
 
     @property
     def num_guessable(self) -> int:
@@ -80,22 +82,33 @@ class DraftModelDrafter:
 
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open. What the target reuses, the drafter may have to compute."""
-        self.close(row.sequence.key)
+        key, memory = row.sequence.key, self.model.memory
+        self.close(key)
+        if not row.sequence.allows(self.kind):
+            return
+        token_ids = self._readable(row.sequence.token_ids)
+        self._reusable[key] = memory.open(key, token_ids, with_context=False)
+        memory.put_back(key)  # unless it is drafted for, others may need the room
 
     def lag(self, row: Row) -> int | None:
         """See Drafter.lag."""
         if len(row.sequence.token_ids) >= self.model.max_context:
             return None
-        own = self._samples.get(row.sequence.key)
-        return row.sequence.num_cached - (0 if own is None else own.num_cached)
+        key, num_cached = row.sequence.key, row.sequence.num_cached
+        own = self._samples.get(key)
+        known = self._reusable.get(key, 0) if own is None else own.num_cached
+        return max(0, num_cached - known)
 
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
         """See Drafter.committed. The sequence itself has the tokens."""
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
+        was_open = self._reusable.pop(key, None) is not None
         if self._samples.pop(key, None) is not None:
             self.model.close(key)
+        elif was_open:
+            self.model.memory.close(key)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
