@@ -13,6 +13,7 @@ import pytest
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.journal import RowJournal
 from blockdraft.bench.outside.interface import Failure, OutsideOutput
+from blockdraft.bench.speed import bench as bench_module
 from blockdraft.bench.speed.bench import SpeedBench
 from blockdraft.bench.speed.journal import SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
@@ -64,15 +65,15 @@ def taus(result):
 
 def interrupt_at(monkeypatch, number):
     """Ctrl-C in the midst of the n-th turn of a prompt."""
-    real, calls = SpeedBench._encode, []
+    real, calls = bench_module._named, []
 
-    def encode(self, *rest):
-        calls.append(rest)
+    def named(*of_turn):
+        calls.append(of_turn)
         if len(calls) == number:
             raise KeyboardInterrupt
-        return real(self, *rest)
+        return real(*of_turn)
 
-    monkeypatch.setattr(SpeedBench, "_encode", encode)
+    monkeypatch.setattr(bench_module, "_named", named)
     return calls
 
 
