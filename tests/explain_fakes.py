@@ -1,6 +1,6 @@
 """A drafter that shows its logits, and runs of the engine with every round recorded."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -61,11 +61,14 @@ def record(
     *,
     eos_ids: frozenset[int] = frozenset(),
     constraint: Constraint | None = None,
+    scan_stop: Callable[[int], bool] | None = None,
 ) -> tuple[list[Round], list[StepOutput]]:
     """The rounds of one sequence, and what the engine said of it."""
     outputs: list[StepOutput] = []
     with recording(engine) as recorder:
-        engine.add(list(prompt), params, eos_ids=eos_ids, constraint=constraint)
+        engine.add(
+            list(prompt), params, eos_ids=eos_ids, constraint=constraint, scan_stop=scan_stop
+        )
         while engine.has_work:
             outputs += engine.step()
         (rounds,) = recorder.take()

@@ -10,6 +10,7 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
@@ -32,14 +33,21 @@ PARAMS = {
 }
 
 
-def make_drafter(way: Way, *, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> DraftModelDrafter:
-    """Of a model of the target's kind, with seed 0 the target itself."""
-    model = tiny_target(seed=seed, vocab_size=vocab_size)
+def make_drafter(
+    way: Way,
+    *,
+    seed: int = 0,
+    vocab_size: int = VOCAB_SIZE,
+    num_pages: int = 65,
+    **changes: object,
+) -> DraftModelDrafter:
+    """Of a model of the target's kind, with seed 0 and without changes the target itself."""
+    model = tiny_target(seed=seed, vocab_size=vocab_size, **changes)
     own: SequentialTarget | PagedTarget
     if way == "sequential":
         own = SequentialTarget(model, exact=False)
     else:
-        own = PagedTarget(model, Pages(65), exact=False)
+        own = PagedTarget(model, Pages(num_pages), exact=False)
     return DraftModelDrafter(own, VOCAB_SIZE)
 
 
@@ -134,6 +142,55 @@ def test_what_it_has_computed_serves_the_next_request() -> None:
         run(engine)
         assert engine.take(key).acceptance.num_drafted == 0
         assert engine.proposer.failures.num_failures == 0
+
+
+def test_what_it_need_not_compute_is_no_lag() -> None:
+    """Or the allocator would take drafts in a long conversation for dear."""
+    prompt = PROMPT * 3
+    with make_target("paged", tiny_target(), layer_ids=()).released_after() as target:
+        drafter = make_drafter("paged")
+        engine = Engine(target, drafter)
+        num_kept = len(prompt) // PAGE_SIZE * PAGE_SIZE
+        for known in (0, num_kept):
+            key = engine.add(prompt, replace(PARAMS["greedy"], max_tokens=9))
+            engine.step()
+            (row,) = engine.scheduler.schedule()
+            assert drafter.lag(row) == len(prompt) - known
+            assert isinstance(drafter.model.memory, Pages)
+            assert drafter.model.memory.num_available == drafter.model.memory.num_pages - 1
+            run(engine)
+            engine.take(key)
+        engine.add(prompt, replace(PARAMS["greedy"], num_draft_tokens=0))
+        run(engine)
+        assert not drafter._reusable
+        assert not drafter.model.memory._put_back
+
+
+def test_with_little_memory_for_the_drafter_everyone_has_a_chain() -> None:
+    """Trees would need a page more for each of the sequences."""
+    with make_target("paged", tiny_target(), layer_ids=()).released_after() as target:
+        drafter = make_drafter("paged", num_pages=5)  # and one for scratch: a page for each
+        engine = Engine(target, drafter)
+        engine.use_fixed_drafting(15)
+        keys = [engine.add([key, *PROMPT[:40]], PARAMS["greedy"]) for key in range(4)]
+        run(engine)
+        assert engine.proposer.failures.num_failures == 0
+        found = [engine.take(key).acceptance for key in keys]
+        # Of 24 tokens beside the first, a whole path in each pass.
+        assert [one.num_passes for one in found] == [3] * 4
+
+
+def test_at_the_end_of_its_context_it_drafts_what_fits() -> None:
+    with make_target("paged", tiny_target(), layer_ids=()).released_after() as target:
+        drafter = make_drafter("paged", max_position_embeddings=64)
+        engine = Engine(target, drafter)
+        assert drafter.model.max_context == 64
+        key = engine.add(PROMPT[:55], PARAMS["greedy"])  # the bonus of the second pass is the 64th
+        run(engine)
+        found = engine.take(key).acceptance
+        assert found.num_accepted == found.num_drafted == 7
+        sample = engine.sequence([1] * 64, PARAMS["greedy"], 0)
+        assert drafter.lag(Row(sample, [1], 15)) is None
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 30, VOCAB_SIZE + 30])

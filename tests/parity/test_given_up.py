@@ -1,5 +1,7 @@
 """In a crowd in which nobody drafts most outputs leave the drafter no features; answers stay."""
 
+from dataclasses import replace
+
 import pytest
 
 from blockdraft.cache.pages import PAGE_SIZE
@@ -86,6 +88,28 @@ def test_an_asked_crowd_gives_nothing_up() -> None:
     crowd.engine.use_fixed_drafting(1)
     crowd.run(20)
     assert not crowd.drafter.contexts._given_up
+
+
+@pytest.mark.parametrize("company", ["plain", "prompts"])
+def test_who_drafts_gives_nothing_up_in_company_that_cannot(
+    company: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside requests that never draft, or whose prompts go in for long."""
+    monkeypatch.setattr(lazy_context, "_ASKED_STEPS", 4)
+    num_beside = 3 * round(1 / lazy_context._IDLE_SHARE)
+    target = make_target("paged", tiny_target(), num_pages=4 * num_beside)
+    drafter = make_dflash(target, tiny_drafter())
+    engine = Engine(target, drafter, max_running=num_beside + 2, prefill_chunk=1)
+    engine.use_fixed_drafting(1)
+    # One of two neighbors at least is none that keeps its features in any case.
+    asked = [engine.add([9, number], replace(PARAMS, max_tokens=48)) for number in range(2)]
+    num_prompt = PAGE_SIZE if company == "prompts" else 2
+    params = PARAMS if company == "prompts" else replace(PARAMS, num_draft_tokens=0)
+    for number in range(num_beside):
+        engine.add([number] * num_prompt, params)
+    while not any(engine.progress[key].sequence.finish_reason for key in asked):
+        engine.step()
+        assert not drafter.contexts._given_up
 
 
 @pytest.mark.parametrize("kind", ["dflash", "eagle3"])

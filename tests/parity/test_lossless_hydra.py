@@ -305,3 +305,24 @@ def test_an_engine_loads_the_head_beside_its_drafter(tmp_path: Path, quantize: A
     assert asked
     assert all(asked)
     assert_nothing_left(llm)
+
+
+def test_requests_that_it_may_not_draft_for_are_no_large_batch() -> None:
+    free, features = ngram_drafter(tiny_target(), []), torch.ones(1, len(LAYER_IDS) * HIDDEN_SIZE)
+
+    def opened(key: int, **asked: Any) -> Row:
+        sample = Sample(key, SamplingParams(**asked), 0, 0, frozenset(), [1, 2], 1, num_cached=1)
+        row = Row(sample, [2], 8)
+        free.open(row, 0)
+        return row
+
+    row = opened(0)
+    for key in range(GUESSED_ROWS):
+        opened(1 + key, num_draft_tokens=0)
+        opened(1 + key + GUESSED_ROWS, drafters=("lookup",))
+    free.committed(row, [2], features)
+    assert 0 in free._waiting
+    for key in range(GUESSED_ROWS):
+        opened(100 + key)
+    free.committed(row, [2], features)
+    assert 0 not in free._waiting

@@ -47,6 +47,7 @@ from blockdraft.data.prompts import read_prompts
 from blockdraft.llm import LLM
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.provenance import describe_environment
+from blockdraft.text.sent_back import as_sent_back
 
 PLAIN = "plain"
 
@@ -154,9 +155,9 @@ def measure(
         answers: list[str] = []
         for turn in range(1, 2 + len(prompt.later)):
             samples = journal.find(index, turn)
+            check = plain.engine.limits.check_prompt
+            ids = encode_prompt(plain.tokenizer, check, prompt, params, answers)
             if samples is None:
-                check = plain.engine.limits.check_prompt
-                ids = encode_prompt(plain.tokenizer, check, prompt, params, answers)
                 samples = {
                     name: decode(llms[name], ids, params) for name in in_turn(list(llms), number)
                 }
@@ -165,7 +166,7 @@ def measure(
             ours = {name: one for name, one in samples.items() if isinstance(one, TimedOutput)}
             for name, measured in rows.items():
                 measured.append(Measurement(prompt, ours[PLAIN], ours[name], None, turn=turn))
-            answers.append(plain.tokenizer.decode(ours[PLAIN].token_ids))
+            answers.append(as_sent_back(plain.tokenizer, ids, ours[PLAIN].token_ids))
         print(f"{index + 1} of {len(prompts)} prompts", flush=True)
     return rows
 

@@ -87,7 +87,7 @@ def _take_turn(
             if chunk.completion is not None:
                 print(flush=True)
                 print(f"[{summary_line(chunk.completion)}]", file=sys.stderr)
-                return _after(messages, asked, chunk.completion)
+                return _after(llm, messages, asked, chunk.completion)
     except KeyboardInterrupt:
         print(flush=True)
         print("[stopped, this turn is forgotten]", file=sys.stderr)
@@ -107,14 +107,22 @@ def _take_json_turn(
         print_json({"error": str(error)}, as_line=True)
         return messages
     print_json(describe_completion(completion), as_line=True)
-    return _after(messages, asked, completion)
+    return _after(llm, messages, asked, completion)
 
 
 def _after(
-    messages: list[dict[str, str]], asked: list[dict[str, str]], completion: "Completion"
+    llm: "LLM",
+    messages: list[dict[str, str]],
+    asked: list[dict[str, str]],
+    completion: "Completion",
 ) -> list[dict[str, str]]:
     """The conversation with an answer to what was asked; as it was before if that has failed."""
-    if completion.error is None:
-        return [*asked, {"role": "assistant", "content": completion.text}]
-    print(f"[{completion.error}; this turn is forgotten]", file=sys.stderr)
-    return messages
+    from blockdraft.text.sent_back import as_sent_back
+
+    if completion.error is not None:
+        print(f"[{completion.error}; this turn is forgotten]", file=sys.stderr)
+        return messages
+    tokenizer = llm.tokenizer
+    asked_ids = tokenizer.encode_chat(asked)
+    said = as_sent_back(tokenizer, asked_ids, completion.token_ids, completion.text)
+    return [*asked, {"role": "assistant", "content": said}]

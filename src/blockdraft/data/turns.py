@@ -11,8 +11,7 @@ from blockdraft.data.answer_file import Answered, Key
 from blockdraft.data.answers import Job
 from blockdraft.data.config import DataConfig
 from blockdraft.data.prompts import Prompt, prompt_ids, turn_id
-from blockdraft.text.harmony import HarmonySplitter, harmony_marks
-from blockdraft.text.reasoning import ReasoningSplitter
+from blockdraft.text.sent_back import as_sent_back
 from blockdraft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -42,24 +41,8 @@ def asked_turns(
             is_whole = len(before) == turn and all(answer.response_ids for answer in before)
             if len(prompt.turns) <= turn or not is_whole:
                 continue
-            said = [_as_sent_back(serving, a.prompt_ids, a.response_ids or ()) for a in before]
+            said = [as_sent_back(serving, a.prompt_ids, a.response_ids or ()) for a in before]
             yield keys[-1], prompt, prompt_ids(tokenizer, prompt, said, config.thinking)
-
-
-def _as_sent_back(tokenizer: Tokenizer, asked_ids: Sequence[int], answer_ids: Sequence[int]) -> str:
-    """An answer as clients of our server send it back: without its thinking."""
-    pieces: Sequence[object]
-    if harmony_marks(tokenizer):
-        channels = HarmonySplitter(())
-        pieces = [*channels.push(tokenizer.decode_all(answer_ids)), *channels.close()]
-    elif tokenizer.thinks:
-        sections = ReasoningSplitter(begun=tokenizer.begins_thinking(asked_ids))
-        pieces = [*sections.feed(tokenizer.decode(answer_ids)), *sections.close()]
-    else:
-        return tokenizer.decode(answer_ids)
-    return "".join(
-        piece[1] for piece in pieces if isinstance(piece, tuple) and piece[0] == "content"
-    )
 
 
 def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:

@@ -8,13 +8,16 @@ from functools import partial
 from torch import Tensor
 
 from blockdraft.core.failures import FailureLog
-from blockdraft.core.plan import NOTHING, Proposal
+from blockdraft.core.plan import NOTHING, ROOT, Proposal
 from blockdraft.core.sequence import Batch, Row, Sequence
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.merge import best_path, merge
 from blockdraft.speculate.slot_rates import SlotRates
 
 logger = logging.getLogger(__name__)
+
+_BANNED = -100.0
+"""The lowest bias of a token, which asks for an output without it."""
 
 
 class Proposer:
@@ -126,7 +129,7 @@ class Proposer:
         if proposals is None:
             alone = [self._proposed(drafter, [row]) for row in rows]
             proposals = [NOTHING if own is None else own[0] for own in alone]
-        return list(zip(rows, proposals, strict=True))
+        return [(row, _possible(row, own)) for row, own in zip(rows, proposals, strict=True)]
 
     def _merged(self, row: Row, proposals: list[Proposal]) -> Proposal:
         """One proposal of all; no more nodes than the largest of them has."""
@@ -223,3 +226,26 @@ class Proposer:
             self.failures.note(error)
             return False
         return True
+
+
+def _possible(row: Row, proposal: Proposal) -> Proposal:
+    """Without what cannot be kept: tokens behind one that ends the sequence, or that are banned.
+
+    To end it is banned before `min_tokens`.
+    """
+    tree, sequence = proposal.tree, row.sequence
+    stop_ids, biases = sequence.stop_ids, sequence.params.logit_bias
+    if not biases and stop_ids.isdisjoint(tree.tokens):
+        return proposal
+    num_too_early = sequence.params.min_tokens - sequence.num_output
+    possible: list[int] = []
+    may_go_on = {ROOT}
+    for node, (token_id, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        ends = token_id in stop_ids
+        is_banned = ends and tree.depths[node] <= num_too_early
+        is_banned = is_banned or biases.get(token_id, 0.0) <= _BANNED
+        if parent in may_go_on and not is_banned:
+            possible.append(node)
+            if not ends:
+                may_go_on.add(node)
+    return proposal if len(possible) == len(tree) else proposal.only(possible)

@@ -13,6 +13,7 @@ import pytest
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.journal import RowJournal
 from blockdraft.bench.outside.interface import Failure, OutsideOutput
+from blockdraft.bench.speed import bench as bench_module
 from blockdraft.bench.speed.bench import SpeedBench
 from blockdraft.bench.speed.journal import SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
@@ -64,15 +65,15 @@ def taus(result):
 
 def interrupt_at(monkeypatch, number):
     """Ctrl-C in the midst of the n-th turn of a prompt."""
-    real, calls = SpeedBench._encode, []
+    real, calls = bench_module._named, []
 
-    def encode(self, *rest):
-        calls.append(rest)
+    def named(*of_turn):
+        calls.append(of_turn)
         if len(calls) == number:
             raise KeyboardInterrupt
-        return real(self, *rest)
+        return real(*of_turn)
 
-    monkeypatch.setattr(SpeedBench, "_encode", encode)
+    monkeypatch.setattr(bench_module, "_named", named)
     return calls
 
 
@@ -220,6 +221,20 @@ def test_a_later_turn_stands_behind_the_answer(llm, monkeypatch):
     else:
         expected = llm.tokenizer.encode("\n\n".join(talk))
     assert asked[-1] == asked[-2] == expected
+
+
+def test_a_later_turn_does_not_see_the_thinking_of_the_answer(folders, monkeypatch):
+    llm, asked = LLM(*folders, dtype="float32", adaptive=False), []
+    template = llm.tokenizer.chat_template + "<think>{# </think> #}"
+    monkeypatch.setattr(llm.tokenizer._tokenizer, "chat_template", template)
+    real = llm.generate
+    monkeypatch.setattr(llm, "generate", lambda ids, params: asked.append(ids) or real(ids, params))
+    prompts = [BenchPrompt("a", "talk", "the abc", ("and then?",))]
+    SpeedBench(llm, with_transformers=False).run(prompts, SpeedConfig(max_tokens=6))
+    roles = ("user", "assistant", "user")
+    talk = ["the abc", "", "and then?"]  # six tokens were not enough to end the thinking
+    messages = [{"role": r, "content": t} for r, t in zip(roles, talk, strict=True)]
+    assert asked[-1] == llm.tokenizer.encode_chat(messages)
 
 
 def test_a_conversation_that_cannot_fit_is_refused_before_weights_are_read(arguments, tmp_path):

@@ -8,17 +8,20 @@ import re
 import subprocess
 import sys
 import types
+from types import SimpleNamespace
 
 import pytest
 import typer
 from safetensors.torch import load_file, save_file
 
+from blockdraft.cli.chat import _after
 from blockdraft.cli.command import name_options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import DISK_FAILED, MISTAKE, NO
 from blockdraft.hub.catalog import CATALOG
+from blockdraft.text.tokenizer import Tokenizer
 from tests.command_line import refusal, run, run_json
-from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
+from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder, tiny_tokenizer
 
 
 @pytest.mark.parametrize("command", ["generate", "explain"])
@@ -223,6 +226,20 @@ def test_chat_remembers_and_forgets(pair):
     assert result.exit_code == 0, result.output
     assert result.stderr.count("target passes") == 2
     assert "unknown command /what" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "text", "said"),
+    [("{# </think> #}", "<think>hm</think> so.", "so."), ("", "<think>hm</think> so.", None)],
+)
+def test_chat_goes_on_without_the_thinking_of_an_answer(ending, text, said):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template += ending
+    llm = SimpleNamespace(tokenizer=Tokenizer(tokenizer, ()))
+    completion = SimpleNamespace(error=None, token_ids=tokenizer.encode(text), text=text)
+    asked = [{"role": "user", "content": "why?"}]
+    answer = {"role": "assistant", "content": text if said is None else said}
+    assert _after(llm, [], asked, completion) == [*asked, answer]
 
 
 def test_arrow_keys_move_in_the_line_of_a_chat():

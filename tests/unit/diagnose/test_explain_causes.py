@@ -198,17 +198,32 @@ def test_a_token_that_the_drafter_cannot_say_has_no_rank():
     assert (rejection.evidence.drafter_rank, rejection.evidence.drafter_probability) == (None, 0.0)
 
 
-def test_an_end_among_the_drafts_is_a_stop():
-    # Both say 3, which ends the answer: the drafts behind the first were for nothing.
+def ending_among_drafts():
+    """Both models say 3, which is to end the answer."""
     engine = constant_engine([0.0, 0.0, 0.0, 5.0], [0.0, 0.0, 0.0, 5.0], num_slots=4)
-    params = SamplingParams(max_tokens=9, min_tokens=1, ignore_eos=True, stop_token_ids=(3,))
     engine.target.table[2, 3] = torch.tensor([5.0, 0.0, 0.0, 0.0])
     engine.target.table[1, 2] = torch.tensor([5.0, 0.0, 0.0, 0.0])
-    rounds, outputs = record(engine, params, (1, 2))
+    return engine
+
+
+def test_an_end_among_the_drafts_is_a_stop():
+    # A stop string is known only once it is written: the drafts behind it were for nothing.
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    rounds, outputs = record(
+        ending_among_drafts(), params, (1, 2), scan_stop=lambda token_id: token_id == 3
+    )
     last = rounds[-1]
     assert (last.token_ids, last.num_kept) == ((3,), 1)
     assert (last.rejection.slot, last.rejection.cause, last.rejection.evidence) == (1, "stop", None)
     assert num_rejections(outputs) == 1
+
+
+def test_nothing_is_drafted_behind_a_token_that_ends_the_answer():
+    params = SamplingParams(max_tokens=9, min_tokens=1, ignore_eos=True, stop_token_ids=(3,))
+    rounds, outputs = record(ending_among_drafts(), params, (1, 2))
+    last = rounds[-1]
+    assert (last.token_ids, last.drafted_ids, last.rejection) == ((3,), (3,), None)
+    assert num_rejections(outputs) == 0
 
 
 def test_an_end_in_place_of_a_draft_is_a_stop():

@@ -16,7 +16,9 @@ from transformers import PhiConfig, PhiForCausalLM
 
 from blockdraft.core.errors import ConfigError, DiskError, ModelError
 from blockdraft.core.progress import Progress
+from blockdraft.data.dataset import split_held_out
 from blockdraft.data.store import Example
+from blockdraft.models.draft.checkpoint import write_provenance
 from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.hydra import places as places_module
@@ -217,6 +219,15 @@ def test_long_answers_are_left_out_and_said_so(
         result = train_head(replaced(config, limit=1000))
     assert "answers left out: of more than 14 tokens with their prompts 600" in caplog.text
     assert f"{900 - result.num_held_out} answers to learn from" in caplog.text
+
+
+def test_what_the_drafter_has_held_out_is_not_learned_from(config: HeadConfig) -> None:
+    write_provenance(config.drafter, {"config": {"held_out_share": 0.5}})
+    model = tiny_target(vocab_size=TEXT_VOCAB_SIZE)
+    learned, held_out = start.read_texts(config, model)
+    _, of_drafter = split_held_out(learned, 0.5)
+    assert (len(learned) > 0, len(of_drafter)) == (True, 0)
+    assert len(split_held_out(held_out, 0.5)[1]) == len(held_out) > 0
 
 
 def test_one_answer_is_enough(config: HeadConfig) -> None:

@@ -19,6 +19,7 @@ from blockdraft.llm import LLM
 from blockdraft.measure.measuring import Meter, compute_every_prompt
 from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.kinds import loops
+from blockdraft.text.sent_back import as_sent_back
 
 Decode = Callable[[list[int], SamplingParams], Decoded]
 
@@ -92,8 +93,8 @@ class SpeedBench:
     ) -> list[Measurement]:
         """Measure every turn of every prompt, after a warm-up of every way with the first.
 
-        A later turn follows the answers of plain decoding, in every way. What the journal holds is
-        not measured again.
+        A later turn follows the answers of plain decoding, in every way, without their thinking.
+        What the journal holds is not measured again.
 
         Raises:
             RequestError: a prompt cannot be decoded; known before anything is measured, but for a
@@ -111,15 +112,16 @@ class SpeedBench:
                 answers: list[str] = []
                 for turn in range(1, 2 + len(prompt.later)):
                     samples, phases = journal.find(index, turn), dict[str, PhaseTotals]()
+                    ids = self._encode(prompt, config.params, answers)
                     if samples is None:
-                        ids = self._encode(prompt, config.params, answers)
                         with _named(prompt, turn):
                             samples, phases = _in_turns(
                                 ways, ids, config.params, len(measurements), meter
                             )
                         journal.add(index, turn, samples)
                     measurements.append(_measurement(prompt, turn, samples, phases))
-                    answers.append(self.llm.tokenizer.decode(measurements[-1].plain.token_ids))
+                    given = measurements[-1].plain.token_ids
+                    answers.append(as_sent_back(self.llm.tokenizer, ids, given))
                     on_progress(measurements[-1])
         return measurements
 

@@ -72,6 +72,8 @@ class DraftModelDrafter:
         self.recorder: Recorder = NO_RECORDER
         self._guessable = Guessable(vocab_size)
         self._samples: dict[int, Sample] = {}
+        self._reusable: dict[int, int] = {}
+        """Of each sequence the first tokens that earlier ones had left when it began."""
 
     @property
     def num_guessable(self) -> int:
@@ -80,55 +82,83 @@ class DraftModelDrafter:
 
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open. What the target reuses, the drafter may have to compute."""
-        self.close(row.sequence.key)
+        key, memory = row.sequence.key, self.model.memory
+        self.close(key)
+        if not row.sequence.allows(self.kind):
+            return
+        token_ids = self._readable(row.sequence.token_ids)
+        self._reusable[key] = memory.open(key, token_ids, with_context=False)
+        memory.put_back(key)  # unless it is drafted for, others may need the room
 
-    def lag(self, row: Row) -> int:
+    def lag(self, row: Row) -> int | None:
         """See Drafter.lag."""
-        own = self._samples.get(row.sequence.key)
-        return row.sequence.num_cached - (0 if own is None else own.num_cached)
+        if len(row.sequence.token_ids) >= self.model.max_context:
+            return None
+        key, num_cached = row.sequence.key, row.sequence.num_cached
+        own = self._samples.get(key)
+        known = self._reusable.get(key, 0) if own is None else own.num_cached
+        return max(0, num_cached - known)
 
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
         """See Drafter.committed. The sequence itself has the tokens."""
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
+        was_open = self._reusable.pop(key, None) is not None
         if self._samples.pop(key, None) is not None:
             self.model.close(key)
+        elif was_open:
+            self.model.memory.close(key)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: a chain of the drafter's choices, or the best of a dynamic tree.
 
-        Nothing for a row without room in the drafter's memory or context.
+        Less, or nothing, for a row without room in the drafter's memory or context.
         """
-        found = [NOTHING] * len(rows)
-        able = [i for i, row in enumerate(rows) if self._prepare(row)]
-        if able:
-            with self.recorder.phase("project"):
-                self._catch_up([rows[i] for i in able])
-            for index, proposal in zip(able, self._draft([rows[i] for i in able]), strict=True):
-                found[index] = proposal
-        return found
+        prepared = [own for row in rows if (own := self._prepare(row)) is not None]
+        if not prepared:
+            return [NOTHING] * len(rows)
+        able = {row.sequence.key: self._with_room(row) for row in prepared}
+        with self.recorder.phase("project"):
+            self._catch_up([*able.values()])
+        found = dict(zip(able, self._draft([*able.values()]), strict=True))
+        return [found.get(row.sequence.key, NOTHING) for row in rows]
 
-    def _prepare(self, row: Row) -> bool:
-        """Give the drafter's own sequence the row's tokens, and reserve room for a tree.
+    def _prepare(self, row: Row) -> Row | None:
+        """Give the drafter's own sequence the row's tokens, and room for these.
 
-        False if there is no room.
+        Returns the row, limited to the drafter's context; None if there is no room. What earlier
+        trees have left to other sequences is taken.
         """
-        sequence, key = row.sequence, row.sequence.key
-        num_tokens, num_nodes = len(sequence.token_ids), 1 + (row.num_slots - 1) * WIDTH
-        if num_tokens + row.num_slots > self.model.max_context:
-            return False
+        sequence, key, memory = row.sequence, row.sequence.key, self.model.memory
+        num_tokens = len(sequence.token_ids)
+        if num_tokens >= self.model.max_context:
+            return None
+        row = row.within(self.model.max_context - num_tokens)
         known = self._samples.get(key)
         if known is None:
             token_ids = self._readable(sequence.token_ids)
             known = Sample(key, _PARAMS, 0, 0, frozenset(), token_ids, num_tokens)
-            known.num_cached = self.model.memory.open(key, token_ids, with_context=False)
+            known.num_cached = memory.open(key, token_ids, with_context=False)
             self._samples[key] = known
         known.token_ids += self._readable(sequence.token_ids[len(known.token_ids) :])
         # A proposal that failed may have left more.
         self.model.truncate(key, known.num_cached)
-        return self.model.memory.reserve(key, num_tokens + num_nodes)
+        if memory.reserve(key, num_tokens):
+            return row
+        for other, own in self._samples.items():
+            memory.trim(other, len(own.token_ids))
+        return row if memory.reserve(key, num_tokens) else None
+
+    def _with_room(self, row: Row) -> Row:
+        """Reserve room for a tree; where there is none, the row is limited to a chain that fits."""
+        key, num_tokens = row.sequence.key, len(row.sequence.token_ids)
+        memory = self.model.memory
+        if memory.reserve(key, num_tokens + 1 + (row.num_slots - 1) * WIDTH):
+            return row
+        # The last token of a chain is not computed.
+        return row.within(min(row.num_slots, memory.room(key) - num_tokens + 1))
 
     def _readable(self, token_ids: Sequence[int]) -> list[int]:
         last = self.model.vocab_size - 1

@@ -23,7 +23,8 @@ from blockdraft.models.draft.waiting_features import Waiting
 MAX_PROJECTED = 512
 """The most tokens whose features are projected at once, unless one page or sequence has more."""
 MANY_SEQUENCES = 8
-"""With more sequences, features of outputs are given up while hardly any sequence drafts."""
+"""With more sequences that write outputs and may draft, features of outputs are given up while
+hardly any of them drafts."""
 _IDLE_SHARE, _ASKED_STEPS = 1 / 16, 32
 """Hardly any sequence drafts if no larger share of them was asked to, on average over about
 _ASKED_STEPS steps. Tries, of one sequence at a time, stay below that."""
@@ -50,6 +51,8 @@ class LazyContext(ABC):
         self.recorder: Recorder = NO_RECORDER
         self._known: dict[int, _Context] = {}
         self._share_asked = 1.0
+        self._num_writing = self._num_kept = 0
+        """Sequences whose outputs left features: in the last step, and in this one so far."""
 
     @abstractmethod
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
@@ -74,8 +77,10 @@ class LazyContext(ABC):
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose."""
-        share = len(rows) / max(1, len(self._known))
-        self._share_asked += (share - self._share_asked) / _ASKED_STEPS
+        self._num_writing, self._num_kept = self._num_kept, 0
+        if self._num_writing:
+            share = min(1.0, len(rows) / self._num_writing)
+            self._share_asked += (share - self._share_asked) / _ASKED_STEPS
         # In most steps no row drafts with a model; what follows would take time for nothing.
         if not rows and not self.recorder.measures and not self.contexts.waiting.is_over:
             return []
@@ -129,7 +134,7 @@ class LazyContext(ABC):
 
         Features of prompts are kept: later requests may begin with the same tokens.
         """
-        is_idle = len(self._known) > MANY_SEQUENCES and self._share_asked < _IDLE_SHARE
+        is_idle = self._num_writing > MANY_SEQUENCES and self._share_asked < _IDLE_SHARE
         is_kept = row.is_prompt or row.sequence.key % _TRIED == 0
         return is_idle and not is_kept
 
@@ -138,6 +143,7 @@ class LazyContext(ABC):
         known = self._known[row.sequence.key]
         assert known.end == row.sequence.num_cached
         known.end += num_new
+        self._num_kept += not row.is_prompt
         if self.recorder.measures:
             self.recorder.add("capture", Work(rows=num_new))
 

@@ -56,7 +56,7 @@ class NGramDrafter(ModelFree):
         self._waiting: dict[int, list[Tensor]] = {}
         """Features that no search has read yet, by sequence."""
         self._open: set[int] = set()
-        """Keys of the sequences that run."""
+        """Keys of the sequences that run, of those that it may draft for."""
         self._proposed: set[int] = set()
         """Keys that were asked for in this step, until their tokens are committed; few, or none."""
         self._guess_depth = 0
@@ -68,7 +68,8 @@ class NGramDrafter(ModelFree):
 
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open."""
-        self._open.add(row.sequence.key)
+        if row.sequence.allows(self.kind):
+            self._open.add(row.sequence.key)
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: all rows in one search."""

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.data.dataset import count_answer_tokens, read_examples, split_held_out
 from blockdraft.data.store import Example, TextStore
+from blockdraft.models.draft.checkpoint import read_provenance
 from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
 from blockdraft.models.target.loading import target_without_weights
 from blockdraft.speculate.drafters.shapes import read_shape
@@ -23,7 +24,9 @@ logger = logging.getLogger(__name__)
 MAX_TOKENS = 700
 """Of a prompt and its answer; longer ones are left out."""
 NUM_HELD_OUT, LEAST_SHARE, MOST_SHARE = 64, 0.005, 0.05
-"""Answers that are not trained on: about so many, and the shares between which they stay."""
+"""Answers that are not trained on: about so many, and the shares between which they stay. Where the
+drafter held out a larger share, that is not trained on either, or nothing would be left to measure
+the two together."""
 NUM_TOKENS = 8192
 """That a new head guesses."""
 INNER_PER_HIDDEN = 2
@@ -58,10 +61,11 @@ def layers_of_drafter(config: HeadConfig, target: Path) -> tuple[int, ...]:
 def read_texts(
     config: HeadConfig, model: PreTrainedModel
 ) -> tuple[Sequence[Example], Sequence[Example]]:
-    """(answers to learn from, held out).
+    """(answers to learn from, some of those that are held out).
 
     Raises:
         ConfigError: none is left, or they are of another target.
+        ModelError: the drafter's provenance is damaged.
     """
     texts = read_examples(config.answers, min_response_len=1, max_len=None)
     check_ids(model, texts)
@@ -73,13 +77,21 @@ def read_texts(
     texts = texts.where(~is_long & has_prompt)
     drawn = np.random.default_rng(7).permutation(texts.chosen)[: config.limit]
     share = min(MOST_SHARE, max(LEAST_SHARE, NUM_HELD_OUT / max(1, len(drawn))))
-    examples, held_out = split_held_out(TextStore(texts.arrays, drawn), share)
+    of_drafter = _share_held_out(config.drafter)
+    examples, held_out = split_held_out(TextStore(texts.arrays, drawn), max(share, of_drafter))
     if not examples:
         raise ConfigError(
             f"no answer is left to train on ({len(held_out)} held out; of at most {MAX_TOKENS} "
             "tokens, prompts of two or more); give others"
         )
-    return examples, held_out
+    return examples, held_out[: max(NUM_HELD_OUT, round(LEAST_SHARE * len(drawn)))]
+
+
+def _share_held_out(drafter: Path) -> float:
+    """Of the prompts, by the drafter's training; 0 where nothing is known of it."""
+    config = read_provenance(drafter).get("config")
+    share = config.get("held_out_share") if isinstance(config, dict) else None
+    return share if isinstance(share, float) and 0 < share < 1 else 0.0
 
 
 def known_head(drafter: Path, model: PreTrainedModel, drafter_layers: Sequence[int]) -> HydraHead:
