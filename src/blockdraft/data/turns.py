@@ -13,6 +13,7 @@ from blockdraft.data.config import DataConfig
 from blockdraft.data.prompts import Prompt, prompt_ids, turn_id
 from blockdraft.text.harmony import HarmonySplitter, harmony_marks
 from blockdraft.text.reasoning import ReasoningSplitter
+from blockdraft.text.stream_decoder import StreamDecoder
 from blockdraft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,10 @@ def _as_sent_back(tokenizer: Tokenizer, asked_ids: Sequence[int], answer_ids: Se
         pieces = [*channels.push(tokenizer.decode_all(answer_ids)), *channels.close()]
     elif tokenizer.thinks:
         sections = ReasoningSplitter(begun=tokenizer.begins_thinking(asked_ids))
-        pieces = [*sections.feed(tokenizer.decode(answer_ids)), *sections.close()]
+        shown_ids = frozenset(tokenizer.special_thinking_ids.values())
+        decoder = StreamDecoder(tokenizer, shown_ids=shown_ids)
+        text = "".join([*map(decoder.push, answer_ids), decoder.close()])
+        pieces = [*sections.feed(text), *sections.close()]
     else:
         return tokenizer.decode(answer_ids)
     return "".join(
