@@ -228,7 +228,10 @@ def test_a_drafter_with_a_name_that_other_engines_do_not_know_is_refused(
     drafter = tiny_drafter_folder(tmp_path)
     edit_json(drafter / "config.json", architectures=["Qwen3DFlashDraftModel"])
     line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
-    assert "calls the drafter Qwen3DFlashDraftModel, and other engines know DFlashDraftModel; write" in line
+    assert (
+        "calls the drafter Qwen3DFlashDraftModel, and other engines know DFlashDraftModel; write"
+        in line
+    )
     assert not started
 
 
