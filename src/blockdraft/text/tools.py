@@ -137,6 +137,8 @@ def _parse_tool(tool: object) -> Tool:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"tool {tool!r:.60} lacks the object 'function'")
+    # Clients send null for what they have no value for.
+    function = {key: value for key, value in function.items() if value is not None}
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(
@@ -144,7 +146,7 @@ def _parse_tool(tool: object) -> Tool:
         )
     if not isinstance(function.get("description", ""), str):
         raise RequestError(f"the description of function {name!r} is no text")
-    strict = function.get("strict") or False
+    strict = function.get("strict", False)
     if not isinstance(strict, bool):
         raise RequestError(f"strict of function {name!r} is {strict!r:.60}; give true or false")
     parameters = function.get("parameters")
@@ -152,7 +154,7 @@ def _parse_tool(tool: object) -> Tool:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise RequestError(f"the parameters of function {name!r} are no JSON schema of an object")
-    return Tool(name, strict, {"type": "object", **parameters}, tool)
+    return Tool(name, strict, {"type": "object", **parameters}, {**tool, "function": function})
 
 
 def parse_tool_choice(choice: object, tools: Sequence[Tool]) -> ToolChoice:

@@ -66,6 +66,12 @@ def test_malformed_tools_are_refused(tools, reason):
         parse_tools(tools)
 
 
+def test_null_is_the_same_as_nothing():
+    (given,) = parse_tools([function(description=None, parameters=None, strict=None)])
+    (bare,) = parse_tools([{"type": "function", "function": {"name": "look"}}])
+    assert given == bare
+
+
 def test_a_choice_is_a_mode_or_a_function():
     assert parse_tool_choice(None, TOOLS) == ToolChoice("auto")
     assert parse_tool_choice("none", TOOLS) == ToolChoice("none")
