@@ -12,15 +12,16 @@ Part = tuple[Kind, str]
 class ReasoningSplitter:
     """Parts text into reasoning and content; the parts do not depend on how the text is cut.
 
-    A section begins with `<think>` at the very start of the answer, or has begun in the prompt.
-    White space around its marks belongs to neither part.
+    A section begins with `<think>` at the very start of the answer, or has begun in the prompt;
+    some models write the mark then too. White space around its marks belongs to neither part.
 
     Args:
         begun: the prompt ends inside the section.
     """
 
     def __init__(self, *, begun: bool) -> None:
-        self._state: Literal["start", "section", "content"] = "section" if begun else "start"
+        self._begun = begun
+        self._state: Literal["start", "section", "content"] = "start"
         self._held = ""
         self._is_trimming = True
         """What comes next follows a mark, so white space at its start is left out."""
@@ -38,7 +39,7 @@ class ReasoningSplitter:
     def close(self) -> list[Part]:
         """No text follows: returns what was held back."""
         if self._state == "start":
-            self._is_trimming = False
+            self._go_on_unmarked()
         return self._take("reasoning" if self._state == "section" else "content", len(self._held))
 
     def _begin(self) -> bool:
@@ -49,8 +50,14 @@ class ReasoningSplitter:
         if text.startswith(START_OF_THINKING):
             self._state, self._held = "section", text[len(START_OF_THINKING) :]
         else:
-            self._state, self._is_trimming = "content", False
+            self._go_on_unmarked()
         return True
+
+    def _go_on_unmarked(self) -> None:
+        if self._begun:
+            self._state = "section"
+        else:
+            self._state, self._is_trimming = "content", False
 
     def _split_section(self) -> list[Part]:
         end = self._held.find(END_OF_THINKING)

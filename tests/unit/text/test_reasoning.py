@@ -17,6 +17,10 @@ TEXTS = [
     ("a < b </ c </think>d", True, "a < b </ c", "d"),
     ("  ", False, "", "  "),
     ("", True, "", ""),
+    ("<think>\none</think>two", True, "one", "two"),
+    ("\n<thin", True, "<thin", ""),
+    ("<this</think>", True, "<this", ""),
+    ("one <think>two</think>three", True, "one <think>two", "three"),
 ]
 
 
