@@ -282,6 +282,19 @@ def test_other_templates_are_told_in_words(tokenizer, system):
     assert "tool\n" not in text
 
 
+def test_a_template_without_system_messages_has_the_words_in_the_question():
+    no_system = "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer = with_template(
+        f"{{% for m in messages %}}{no_system}[{{{{ m.role }}}}]{{{{ m.content }}}}{{% endfor %}}"
+    )
+    text = tokenizer.decode(encode_tool_chat(tokenizer, CONVERSATION, TOOLS))
+    assert text.startswith("[user]You may call these functions")
+    assert "</tool_response>.\n\nHow old is abc?[assistant]" in text
+    system = {"role": "system", "content": "Be brief."}
+    with pytest.raises(RequestError, match="no system"):
+        encode_tool_chat(tokenizer, [system, *CONVERSATION], TOOLS)
+
+
 @pytest.mark.parametrize("template", [QWEN, None])
 @pytest.mark.parametrize(
     "message",
