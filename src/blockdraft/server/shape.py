@@ -59,6 +59,13 @@ class Toolbox:
         """See ToolChoice.among."""
         return self.choice.among(self.tools)
 
+    @property
+    def begin(self) -> tuple[str, str] | None:
+        """The mark at the begin of a call, and what follows it; None where there is no mark."""
+        mark = CALL_MARKS[0]
+        behind = self.syntax.begin.removeprefix(mark).strip()
+        return (mark, behind or "{") if self.syntax.begin.startswith(mark) else None
+
     def grammar(self) -> Grammar | None:
         """See calls_grammar."""
         return calls_grammar(

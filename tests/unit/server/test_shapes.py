@@ -394,4 +394,6 @@ def test_thinking_call_and_text_come_apart(folders, monkeypatch):
     calls = [{"name": "look", "arguments": LOOK}]
     with running_server(llm) as server:
         found = everyway(server, tools=TOOLS, **LONG)
-    assert found == [("", f"hm {written('wait', '{}')}", calls, "tool_calls")]
+        assert found == [("", f"hm {written('wait', '{}')}", calls, "tool_calls")]
+        saying(monkeypatch, f"hm\n{written('look', LOOK)}")
+        assert everyway(server, tools=TOOLS, **LONG) == [("", "hm", calls, "tool_calls")]
