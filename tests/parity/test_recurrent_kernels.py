@@ -42,7 +42,7 @@ from tests.parity.test_recurrent_pages import AMPLE, FEW, alone, together
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
 PAGED_KINDS = (
-    *("KimiLinear", "OlmoHybrid", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
+    *("KimiLinear", "LaraMini", "OlmoHybrid", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
     *("Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH"),
     *("Lfm2", "Lfm2Moe", "Lfm3"),
 )

@@ -49,6 +49,7 @@ class CallFinder:
 
     def __init__(self, toolbox: Toolbox, eos_ids: Set[int]) -> None:
         syntax, tools = toolbox.syntax, toolbox.callable_tools
+        self.begin = toolbox.begin
         self._parser: CallParser = (
             ToolCallParser(syntax, [tool.name for tool in tools])
             if isinstance(syntax, JsonSyntax)
@@ -65,7 +66,11 @@ class CallFinder:
 
     def close(self, last_token: int) -> list[str | Call]:
         """No content follows `last_token`: returns what was held back, but no half of a call."""
-        return self._sort(self._parser.close(is_cut=last_token not in self._eos_ids))
+        return self._sort(self._parser.close(is_cut=self.is_cut(last_token)))
+
+    def is_cut(self, last_token: int) -> bool:
+        """True if the model had not come to an end with this token."""
+        return last_token not in self._eos_ids
 
     @property
     def can_be_run(self) -> bool:

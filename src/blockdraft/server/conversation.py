@@ -41,7 +41,7 @@ def template_options(
     options: dict[str, Any] = {}
     if effort is not None and EFFORT in tokenizer.chat_template:
         options[EFFORT] = effort
-    elif effort == "none" and tokenizer.has_thinking_switch:
+    if effort == "none" and tokenizer.has_thinking_switch:
         options[THINKING_SWITCH] = False
     return {**options, **(kwargs or {})}
 

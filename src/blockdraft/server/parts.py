@@ -53,7 +53,8 @@ class MarkedParser:
     """
 
     def __init__(self, thinks: bool | None = None, finder: CallFinder | None = None) -> None:
-        self._splitter = None if thinks is None else ReasoningSplitter(begun=thinks)
+        call = None if finder is None else finder.begin
+        self._splitter = None if thinks is None else ReasoningSplitter(begun=thinks, call=call)
         self._finder = finder
 
     @property
@@ -69,7 +70,9 @@ class MarkedParser:
 
     def close(self, last_token: int) -> list[AnswerPart]:
         """See AnswerParser."""
-        parts = self._with_calls([] if self._splitter is None else self._splitter.close())
+        is_cut = self._finder is not None and self._finder.is_cut(last_token)
+        rest = [] if self._splitter is None else self._splitter.close(is_cut=is_cut)
+        parts = self._with_calls(rest)
         if self._finder is not None:
             parts += _as_content(self._finder.close(last_token))
         return parts

@@ -132,7 +132,7 @@ class Service:
                 [chat.prompt_ids],
                 [params],
                 compiled,
-                shown_ids=self._marks,
+                shown_ids=self._shown_ids(chat.toolbox),
                 prediction_ids=chat.prediction_ids,
             )
             return self._start(request, caller, form, jobs, shape, parser=parser)
@@ -198,8 +198,11 @@ class Service:
             return None, None
         # A text has no channels.
         is_harmony = bool(self._marks) and isinstance(request, ChatRequest)
+        special = self.tokenizer.special_thinking_ids
         shape = await self.preparing.shape(
-            lambda: read_shape(request, toolbox, thinks=thinks, is_harmony=is_harmony),
+            lambda: read_shape(
+                request, toolbox, thinks=thinks, is_harmony=is_harmony, special=special
+            ),
             caller.client,
         )
         if shape is None:
@@ -302,6 +305,12 @@ class Service:
         """The first one takes as long as reading all weights."""
         if request.receipt:
             await self._receipts.prepare()
+
+    def _shown_ids(self, toolbox: Toolbox | None) -> frozenset[int]:
+        """Special tokens that the parser looks for."""
+        of_calls = {} if toolbox is None else toolbox.special_ids
+        found = (self.tokenizer.special_thinking_ids, of_calls)
+        return self._marks.union(*(ids.values() for ids in found))
 
     def _answer_parser(self, toolbox: Toolbox | None, thinks: bool | None) -> AnswerParser:
         if self._marks:

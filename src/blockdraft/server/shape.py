@@ -1,8 +1,8 @@
 """What an answer must look like: formats and tools become a grammar. No torch."""
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blockdraft.core.errors import RequestError
@@ -19,6 +19,7 @@ from blockdraft.text.harmony_grammar import FREE_TEXT, harmony_grammar
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import native_syntax
 from blockdraft.text.tools import (
+    CALL_MARKS,
     TAGGED,
     CallSyntax,
     Tool,
@@ -42,21 +43,36 @@ _MAKERS: dict[str, Callable[[Any], Grammar]] = {
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools that the model is told of, which it may call, and how it writes a call."""
+    """The tools that the model is told of, which it may call, and how it writes a call.
+
+    `special_ids` are the marks around a call, as far as they are special tokens.
+    """
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
     syntax: CallSyntax
     parallel: bool = True
+    special_ids: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
         """See ToolChoice.among."""
         return self.choice.among(self.tools)
 
+    @property
+    def begin(self) -> tuple[str, str] | None:
+        """The mark at the begin of a call, and what follows it; None where there is no mark."""
+        mark = CALL_MARKS[0]
+        behind = self.syntax.begin.removeprefix(mark).strip()
+        return (mark, behind or "{") if self.syntax.begin.startswith(mark) else None
+
     def grammar(self) -> Grammar | None:
         """See calls_grammar."""
-        return calls_grammar(self.tools, self.choice, self.syntax, parallel=self.parallel)
+        return calls_grammar(
+            *(self.tools, self.choice, self.syntax),
+            parallel=self.parallel,
+            special=self.special_ids,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +107,8 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
     if choice.mode == "none":
         return None
     syntax = native_syntax(tokenizer) or TAGGED
-    return Toolbox(tools, choice, syntax, parallel=request.parallel_tool_calls is not False)
+    parallel = request.parallel_tool_calls is not False
+    return Toolbox(tools, choice, syntax, parallel, tokenizer.special_ids(CALL_MARKS))
 
 
 def read_shape(
@@ -100,6 +117,7 @@ def read_shape(
     *,
     thinks: bool | None = None,
     is_harmony: bool = False,
+    special: Collection[str] = (),
 ) -> Shape | None:
     """What the answer must look like; None if it is free.
 
@@ -108,6 +126,7 @@ def read_shape(
     Args:
         thinks: a section of thinking has begun in the prompt; None if the model knows none.
         is_harmony: the model answers in the format of text/harmony.py.
+        special: the marks of thinking that are special tokens.
 
     Raises:
         RequestError: a shape is malformed, or there are several.
@@ -119,7 +138,7 @@ def read_shape(
         shape = _with_calls(shape, toolbox)
     if shape is None or thinks is None:
         return shape
-    return replace(shape, grammar=_behind_thinking(shape.grammar, begun=thinks))
+    return replace(shape, grammar=_behind_thinking(shape.grammar, special, begun=thinks))
 
 
 def _with_calls(shape: Shape | None, toolbox: Toolbox) -> Shape | None:
@@ -210,15 +229,17 @@ def _shape_of(kind: str, value: Any, param: str) -> Iterator[Shape]:
         yield Shape(_MAKERS[kind](value), param)
 
 
-def _behind_thinking(grammar: Grammar, *, begun: bool) -> Grammar:
+def _behind_thinking(grammar: Grammar, special: Collection[str], *, begun: bool) -> Grammar:
     """Let a section of thinking stand before the answer; it ends at its first end mark.
 
     Where the prompt has not begun it, the model may leave it out.
     """
-    mark = "" if begun else re.escape(START_OF_THINKING)
+    start, end = START_OF_THINKING, END_OF_THINKING
+    mark = "" if begun or start in special else re.escape(start)
     rules = [
         "start: thinking GAP? @answer" if begun else "start: (thinking GAP?)? @answer",
-        rf'thinking[lazy]: THOUGHTS "{END_OF_THINKING}"',
+        f"thinking: {start} thoughts" if start in special and not begun else "thinking: thoughts",
+        f"thoughts: THOUGHTS {end}" if end in special else f'thoughts[lazy]: THOUGHTS "{end}"',
         rf"THOUGHTS: /{mark}(.|\n)*/",
         r"GAP: /\n{1,2}/",
     ]

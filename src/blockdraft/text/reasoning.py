@@ -12,15 +12,20 @@ Part = tuple[Kind, str]
 class ReasoningSplitter:
     """Parts text into reasoning and content; the parts do not depend on how the text is cut.
 
-    A section begins with `<think>` at the very start of the answer, or has begun in the prompt.
-    White space around its marks belongs to neither part.
+    A section begins with `<think>` at the very start of the answer, or has begun in the prompt;
+    some models write the mark then too. White space around its marks belongs to neither part.
 
     Args:
         begun: the prompt ends inside the section.
+        call: a mark, and what follows it behind white space, where a model begins a call. Some
+            (Qwen3.5) call without an end of their thinking: it ends there if no end mark follows,
+            so what stands behind is held back.
     """
 
-    def __init__(self, *, begun: bool) -> None:
-        self._state: Literal["start", "section", "content"] = "section" if begun else "start"
+    def __init__(self, *, begun: bool, call: tuple[str, str] | None = None) -> None:
+        self._begun, self._call = begun, call
+        self._marks = (END_OF_THINKING, *(call[:1] if call else ()))
+        self._state: Literal["start", "section", "content"] = "start"
         self._held = ""
         self._is_trimming = True
         """What comes next follows a mark, so white space at its start is left out."""
@@ -35,11 +40,16 @@ class ReasoningSplitter:
             parts += self._take("content", len(self._held))
         return parts
 
-    def close(self) -> list[Part]:
-        """No text follows: returns what was held back."""
+    def close(self, *, is_cut: bool = False) -> list[Part]:
+        """No text follows: returns what was held back. is_cut: the model had not come to an end."""
         if self._state == "start":
-            self._is_trimming = False
-        return self._take("reasoning" if self._state == "section" else "content", len(self._held))
+            self._go_on_unmarked()
+        parts: list[Part] = []
+        if self._state == "section" and not is_cut and (call := self._find_call()) is not None:
+            parts = self._take("reasoning", len(self._held[:call].rstrip()))
+            self._state, self._is_trimming = "content", True
+        kind: Kind = "reasoning" if self._state == "section" else "content"
+        return parts + self._take(kind, len(self._held))
 
     def _begin(self) -> bool:
         """Find out whether there is a section; False if that is open yet."""
@@ -49,13 +59,21 @@ class ReasoningSplitter:
         if text.startswith(START_OF_THINKING):
             self._state, self._held = "section", text[len(START_OF_THINKING) :]
         else:
-            self._state, self._is_trimming = "content", False
+            self._go_on_unmarked()
         return True
+
+    def _go_on_unmarked(self) -> None:
+        if self._begun:
+            self._state = "section"
+        else:
+            self._state, self._is_trimming = "content", False
 
     def _split_section(self) -> list[Part]:
         end = self._held.find(END_OF_THINKING)
         if end < 0:
-            return self._take("reasoning", len(self._held) - _num_uncertain(self._held))
+            call = self._find_call(or_begun=True)
+            held = self._held if call is None else self._held[:call]
+            return self._take("reasoning", len(held) - self._num_uncertain(held))
         parts = self._take("reasoning", len(self._held[:end].rstrip()))
         self._held = self._held.lstrip()[len(END_OF_THINKING) :]
         self._state, self._is_trimming = "content", True
@@ -70,9 +88,21 @@ class ReasoningSplitter:
         self._is_trimming = False
         return [(kind, text)]
 
+    def _find_call(self, *, or_begun: bool = False) -> int | None:
+        """Where in what is held a call begins, or may begin where the text ends."""
+        if self._call is None:
+            return None
+        mark, opener = self._call
+        start = self._held.find(mark)
+        while start >= 0:
+            behind = self._held[start + len(mark) :].lstrip()
+            if behind.startswith(opener) or (or_begun and opener.startswith(behind)):
+                return start
+            start = self._held.find(mark, start + 1)
+        return None
 
-def _num_uncertain(text: str) -> int:
-    """Length of the end that may belong to the end mark, with the white space before it."""
-    mark = num_begun(text, END_OF_THINKING)
-    before = text[: len(text) - mark]
-    return mark + len(before) - len(before.rstrip())
+    def _num_uncertain(self, text: str) -> int:
+        """Length of the end that may belong to a mark, with the white space before it."""
+        mark = num_begun(text, *self._marks)
+        before = text[: len(text) - mark]
+        return mark + len(before) - len(before.rstrip())

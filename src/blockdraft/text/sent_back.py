@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from blockdraft.text.harmony import HarmonySplitter, harmony_marks
 from blockdraft.text.reasoning import ReasoningSplitter
+from blockdraft.text.stream_decoder import StreamDecoder
 from blockdraft.text.tokenizer import Tokenizer
 
 
@@ -24,6 +25,10 @@ def as_sent_back(
         pieces = [*channels.push(tokenizer.decode_all(answer_ids)), *channels.close()]
     elif tokenizer.thinks:
         sections = ReasoningSplitter(begun=tokenizer.begins_thinking(asked_ids))
+        if shown_ids := frozenset(tokenizer.special_thinking_ids.values()):
+            # Marks that are special tokens have no text unless they are asked for.
+            decoder = StreamDecoder(tokenizer, shown_ids=shown_ids)
+            text = "".join([*map(decoder.push, answer_ids), decoder.close()])
         pieces = [*sections.feed(text), *sections.close()]
     else:
         return text

@@ -171,6 +171,17 @@ class Tokenizer:
         start, end = map(self.encode_continuation, (START_OF_THINKING, END_OF_THINKING))
         return ThinkingMarks(tuple(start), tuple(end))
 
+    def special_ids(self, marks: Iterable[str]) -> dict[str, int]:
+        """Those of the marks that are special tokens, which have no text unless they are shown."""
+        added = self.backend.get_added_tokens_decoder()
+        found = {token.content: token_id for token_id, token in added.items() if token.special}
+        return {mark: found[mark] for mark in marks if mark in found}
+
+    @cached_property
+    def special_thinking_ids(self) -> dict[str, int]:
+        """The marks around a section of thinking, as far as they are special tokens."""
+        return self.special_ids((START_OF_THINKING, END_OF_THINKING)) if self.thinks else {}
+
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """True if a prompt ends where a section of thinking begins."""
         return self.decode_all(prompt_ids[-_TAIL:]).rstrip().endswith(START_OF_THINKING)

@@ -220,12 +220,25 @@ class ToolCallParser(CallParser):
         try:
             members = _members(text.strip())
             name = read_json(members["name"])
-            arguments = members[self._key]
+            arguments = self._object_in(members.get(self._key))
         except (ValueError, KeyError, RecursionError):
             return []
         if not isinstance(name, str) or name not in self._names or not arguments.startswith("{"):
             return []
         return [CallStart(name), Arguments(arguments)]
+
+    def _object_in(self, written: str | None) -> str:
+        """Arguments as they are meant: some models write them as a string, or none at all.
+
+        Raises:
+            ValueError: a string holds no JSON.
+        """
+        if written is None or written == "null":
+            return "{}" if self._begin else ""
+        if not written.startswith('"'):
+            return written
+        inside: str = read_json(written)
+        return inside.strip() if isinstance(read_json(inside), dict) else ""
 
 
 class _JsonObject:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blockdraft.core.errors import RequestError
+from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.tokenizer import OPTIONAL_KEYS, TOOL_KEYS, Tokenizer
 from blockdraft.text.tools import BARE, TAGGED, CallSyntax, Tool
@@ -41,8 +41,9 @@ def encode_tool_chat(
     """Token ids of a conversation with tools; messages may hold calls and their results.
 
     `options` and `most` are those of Tokenizer.encode_chat. `tools` may be empty: earlier turns had
-    some. Where the template does not know tools, they are described in a system message, calls are
-    written out in the syntax TAGGED, and results become messages of the user.
+    some. Where the template does not know tools, they are described in a system message, or before
+    the first question if it knows none. Calls are written out in the syntax TAGGED, and results
+    become messages of the user.
 
     Raises:
         RequestError, ContextTooLong: as Tokenizer.encode_chat, or a call or a result is malformed.
@@ -51,7 +52,16 @@ def encode_tool_chat(
     if native_syntax(tokenizer) is not None or harmony_marks(tokenizer):
         declarations = [tool.declaration for tool in tools]
         return tokenizer.encode_chat(messages, options, tools=declarations, most=most)
-    return tokenizer.encode_chat(_in_words(messages, tools), options, most=most)
+    try:
+        return tokenizer.encode_chat(_in_words(messages, tools), options, most=most)
+    except ContextTooLong:
+        raise
+    except RequestError:
+        if not tools or not messages or messages[0].get("role") != "user":
+            raise
+        # Some templates (Gemma 2) refuse system messages, and this one was ours.
+        written = _in_words(messages, tools, in_question=True)
+        return tokenizer.encode_chat(written, options, most=most)
 
 
 def _with_parsed_calls(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,17 +95,24 @@ def _parsed_call(call: object) -> dict[str, Any]:
     return {**call, "function": {"name": name, "arguments": arguments}}
 
 
-def _in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, str]]:
-    """The conversation for a template that knows nothing of tools."""
+def _in_words(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, in_question: bool = False
+) -> list[dict[str, Any]]:
+    """The conversation for a template that knows nothing of tools.
+
+    in_question: what is said of them stands in the first message, whoever speaks there.
+    """
     written = [_without_tools(message) for message in messages]
     if not tools or not written:
         return _joined_results(written)
     lines = [json.dumps(tool.declaration["function"], ensure_ascii=False) for tool in tools]
     example = TAGGED.write("name", '{"argument": "value"}')
     words = _INSTRUCTIONS.format(declarations="\n".join(lines), example=example)
-    if written and written[0].get("role") == "system":
-        system = {**written[0], "content": f"{written[0]['content']}\n\n{words}"}
-        written = [system, *written[1:]]
+    first = written[0]
+    if first.get("role") == "system":
+        written = [{**first, "content": f"{first['content']}\n\n{words}"}, *written[1:]]
+    elif in_question:
+        written = [{**first, "content": f"{words}\n\n{first['content']}"}, *written[1:]]
     else:
         written = [{"role": "system", "content": words}, *written]
     return _joined_results(written)

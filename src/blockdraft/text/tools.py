@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -106,6 +106,8 @@ class JsonSyntax:
 
 TAGGED = JsonSyntax("<tool_call>\n", "\n</tool_call>", "arguments")
 """Of the Hermes models, Qwen, SmolLM3 and others."""
+CALL_MARKS = (TAGGED.begin.strip(), TAGGED.end.strip())
+"""Around a call, as a model may have them in its vocabulary; of XmlSyntax too."""
 BARE = JsonSyntax("", "", "parameters")
 """Of Llama 3: one call is the whole answer."""
 
@@ -135,6 +137,8 @@ def _parse_tool(tool: object) -> Tool:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"tool {tool!r:.60} lacks the object 'function'")
+    # Clients send null for what they have no value for.
+    function = {key: value for key, value in function.items() if value is not None}
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(
@@ -142,7 +146,7 @@ def _parse_tool(tool: object) -> Tool:
         )
     if not isinstance(function.get("description", ""), str):
         raise RequestError(f"the description of function {name!r} is no text")
-    strict = function.get("strict") or False
+    strict = function.get("strict", False)
     if not isinstance(strict, bool):
         raise RequestError(f"strict of function {name!r} is {strict!r:.60}; give true or false")
     parameters = function.get("parameters")
@@ -150,7 +154,7 @@ def _parse_tool(tool: object) -> Tool:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise RequestError(f"the parameters of function {name!r} are no JSON schema of an object")
-    return Tool(name, strict, {"type": "object", **parameters}, tool)
+    return Tool(name, strict, {"type": "object", **parameters}, {**tool, "function": function})
 
 
 def parse_tool_choice(choice: object, tools: Sequence[Tool]) -> ToolChoice:
@@ -198,14 +202,20 @@ def _chosen_name(choice: object, names: Set[str]) -> str:
 
 
 def calls_grammar(
-    tools: Sequence[Tool], choice: ToolChoice, syntax: CallSyntax, *, parallel: bool = True
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    syntax: CallSyntax,
+    *,
+    parallel: bool = True,
+    special: Collection[str] = (),
 ) -> Grammar | None:
     """What makes calls parse, with arguments that their function's schema accepts.
 
     A named function is called once; otherwise there may be several calls if `parallel` and the
     syntax allow it. Without an obligation the answer is free, and what it holds is looked at
     afterwards (None), unless a function is `strict` or not allowed, or `parallel` is off: then the
-    grammar takes over where a call begins.
+    grammar takes over where a call begins. `special` are those of CALL_MARKS that are special
+    tokens.
 
     Raises:
         RequestError: a call that has no begin cannot be watched for.
@@ -214,7 +224,7 @@ def calls_grammar(
     callable_tools = choice.among(tools)
     if choice.mode == "required":
         start = 'call ("\\n" call)*' if several else "call"
-        return _lark([f"start: {start}", *_call_rules(callable_tools, syntax)])
+        return _lark([f"start: {start}", *_call_rules(callable_tools, syntax, special)])
     if choice.mode == "none" or (parallel and not is_watched(tools, choice)):
         return None
     if not syntax.mark:
@@ -223,8 +233,13 @@ def calls_grammar(
             "out strict, parallel_tool_calls and allowed_tools, or require a call"
         )
     start = "watched* TEXT" if several else "watched | TEXT"
-    watched = [f"begin[lazy]: TEXT {quoted(syntax.mark)}", r"TEXT: /(.|\n)*/"]
-    rules = [f"watched: begin function {quoted(syntax.end)}", *watched]
+    # Free text has no special tokens: the mark that is one must have its place.
+    is_special = any(mark in syntax.begin for mark in special)
+    begin = f"begin: TEXT {marked(syntax.begin, special)}"
+    if not is_special:
+        begin = f"begin[lazy]: TEXT {quoted(syntax.mark)}"
+    watched = f"watched: begin function {marked(syntax.end, special)}"
+    rules = [watched, begin, r"TEXT: /(.|\n)*/"]
     return _lark([f"start: {start}", *rules, *_function_rules(callable_tools, syntax)])
 
 
@@ -238,8 +253,8 @@ def _lark(rules: Sequence[str]) -> Grammar:
     return Grammar.lark("\n".join(rules))
 
 
-def _call_rules(tools: Sequence[Tool], syntax: CallSyntax) -> list[str]:
-    marks = [quoted(mark) if mark else "" for mark in (syntax.begin, syntax.end)]
+def _call_rules(tools: Sequence[Tool], syntax: CallSyntax, special: Collection[str]) -> list[str]:
+    marks = [marked(mark, special) for mark in (syntax.begin, syntax.end)]
     return [f"call: {marks[0]} function {marks[1]}", *_function_rules(tools, syntax)]
 
 
@@ -256,6 +271,12 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     check_numbers(schema)
     guided = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema}
     return f"%json {json.dumps(guided, ensure_ascii=False)}"
+
+
+def marked(text: str, special: Collection[str]) -> str:
+    """A text, as a part of a Lark rule, in which some marks are special tokens."""
+    parts = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
+    return " ".join(part if part in special else quoted(part) for part in parts if part)
 
 
 def quoted(text: str) -> str:

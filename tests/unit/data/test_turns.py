@@ -19,13 +19,14 @@ TURNS = (
 THOUGHT = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
 
 
-def with_template(ending: str) -> Any:
+def with_template(ending: str, marks: tuple[str, ...] = ()) -> Any:
     tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", *CHANNELS]})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", *CHANNELS, *marks]})
     tokenizer.chat_template = TURNS + ending
     return tokenizer
 
 
+@pytest.mark.parametrize("marks", [(), ("<think>", "</think>")], ids=["text", "special"])
 @pytest.mark.parametrize(
     ("ending", "answer", "said"),
     [
@@ -42,9 +43,9 @@ def with_template(ending: str) -> Any:
     ],
 )
 def test_an_earlier_answer_comes_without_its_thinking(
-    tmp_path: Any, ending: str, answer: str, said: str
+    tmp_path: Any, ending: str, answer: str, said: str, marks: tuple[str, ...]
 ) -> None:
-    tokenizer = with_template(ending)
+    tokenizer = with_template(ending, marks if "</think>" in ending else ())
     prompt = Prompt(id="p", set="s", text="one", later=("two",))
     config = DataConfig(output=tmp_path, prompts=(tmp_path / "p.jsonl",), temperatures=(0.0,))
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]

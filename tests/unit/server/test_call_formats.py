@@ -36,7 +36,7 @@ HARMONY = "{% if tools %}T{% endif %}{# <|channel|><|message|> message.thinking 
 MARKS = ["<|return|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"]
 
 
-def serve(root, template, *, marks=()):
+def serve(root, template, *, marks=(), ends=()):
     target, drafter = (
         tiny_target_folder(root, max_position_embeddings=2048),
         tiny_drafter_folder(root),
@@ -44,10 +44,10 @@ def serve(root, template, *, marks=()):
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
     tokenizer.chat_template = template
-    if marks:
-        tokenizer.eos_token = "<|return|>"
-        ends = [tokenizer.convert_tokens_to_ids(mark) for mark in ("<|return|>", "<|call|>")]
-        GenerationConfig(eos_token_id=ends).save_pretrained(target)
+    if ends:
+        tokenizer.eos_token = ends[0]
+        ids = [tokenizer.convert_tokens_to_ids(mark) for mark in ends]
+        GenerationConfig(eos_token_id=ids).save_pretrained(target)
     tokenizer.save_pretrained(target)
     return running_server(load_llm((target, drafter), max_concurrency=4))
 
@@ -60,7 +60,16 @@ def coder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def oss(tmp_path_factory):
-    with serve(tmp_path_factory.mktemp("oss"), HARMONY, marks=MARKS) as running:
+    ends = ("<|return|>", "<|call|>")
+    with serve(tmp_path_factory.mktemp("oss"), HARMONY, marks=MARKS, ends=ends) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def marking(tmp_path_factory):
+    marks = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    template = TURNS + "<think>{# </think> #}"
+    with serve(tmp_path_factory.mktemp("marking"), template, marks=marks) as running:
         yield running
 
 
@@ -122,6 +131,30 @@ def test_qwen3_coder_s_calls_are_made_where_they_must_be(coder):
         coder, tools=tools, tool_choice="required", parallel_tool_calls=False
     )
     assert (text, calls, end) == ("", [("look", '{"kind": "red"}')], "tool_calls")
+
+
+def test_marks_that_are_special_tokens_are_seen(marking, monkeypatch):
+    call = json.dumps(json.dumps({"name": "look", "arguments": LOOK}))
+    answering(monkeypatch, f'"hm" </think> "Well." <tool_call> {call} </tool_call>')
+    assert chat(marking) == ("hm", "Well.", [("look", json.dumps(LOOK))], "tool_calls")
+    assert blocks(marking) == (
+        ["reasoning", "message", "function_call"],
+        ["thinking", "text", "tool_use"],
+    )
+
+
+def test_a_call_is_made_with_marks_that_are_special_tokens(marking):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": KIND}}]
+    token_id = marking.service.tokenizer.backend.token_to_id
+    thinking, text, calls, end = chat(
+        marking,
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        logit_bias={str(token_id("</think>")): 100.0},
+    )
+    assert (thinking, text, end) == (None, "", "tool_calls")
+    assert calls == [("look", '{"kind": "red"}')]
 
 
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"

@@ -195,6 +195,7 @@ EFFORTS = [
     ),
     ("{{ enable_thinking }}", {"reasoning_effort": "none"}, "False"),
     ("{{ enable_thinking }}", {"reasoning_effort": "low"}, ""),
+    ("{{ reasoning_effort }}{{ enable_thinking }}", {"reasoning_effort": "none"}, "noneFalse"),
     ("", {"reasoning_effort": "low"}, ""),
 ]
 

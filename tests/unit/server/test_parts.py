@@ -7,8 +7,9 @@ import pytest
 from blockdraft.server.calls import Call, CallFinder
 from blockdraft.server.parts import MarkedParser, join_parts
 from blockdraft.server.shape import Toolbox
-from blockdraft.text.tools import TAGGED, ToolChoice
-from tests.tools import LOOK_CALL, TOOLS, TWO_CALLS, WAIT_CALL
+from blockdraft.text.tools import BARE, TAGGED, ToolChoice
+from blockdraft.text.xml_syntax import XML
+from tests.tools import LOOK_CALL, TOOLS, TWO_CALLS, WAIT_CALL, written
 
 EOS = 7
 
@@ -48,3 +49,16 @@ def test_without_marks_and_tools_all_is_content():
     assert parser.feed("") == []
     assert parser.close(EOS) == []
     assert not parser.can_be_run
+
+
+def test_thinking_without_an_end_ends_where_a_call_begins():
+    look = (0, LOOK_CALL.name, LOOK_CALL.arguments)
+    expected = [("reasoning", "hm"), look]
+    for call in (written(LOOK_CALL), f"{written(LOOK_CALL)}\n"):
+        assert parts_of([f"hm\n{call}"], thinks=True) == (expected, True)
+        assert parts_of(list(f"<think>hm\n{call}"), thinks=False) == (expected, True)
+
+
+def test_only_a_mark_can_begin_a_call_in_thinking():
+    found = [Toolbox(TOOLS, ToolChoice("auto"), syntax).begin for syntax in (TAGGED, XML, BARE)]
+    assert found == [("<tool_call>", "{"), ("<tool_call>", "<function="), None]

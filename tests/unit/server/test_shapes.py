@@ -10,15 +10,22 @@ from blockdraft.core.thinking import END_OF_THINKING as END
 from blockdraft.core.thinking import START_OF_THINKING as START
 from blockdraft.server.protocol import ChatRequest
 from blockdraft.server.shape import read_shape, read_toolbox
+from blockdraft.text.grammar import Grammars
+from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import ToolCallParser
-from blockdraft.text.tools import TAGGED
+from blockdraft.text.tools import CALL_MARKS, TAGGED
 from tests.grammars import accepts
 from tests.grammars import grammars as grammars
 from tests.grammars import tokenizer as tokenizer
 from tests.schemas import SCHEMAS
 from tests.serving import chat_body, running_server, saying
 from tests.small_llm import load_llm
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
+from tests.tiny import (
+    TEXT_VOCAB_SIZE,
+    tiny_drafter_folder,
+    tiny_target_folder,
+    tiny_tokenizer,
+)
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -297,6 +304,35 @@ def test_calls_stand_behind_the_thinking(grammars, tokenizer, fields, good, bad)
         assert accepts(grammars, tokenizer, shape.grammar, good) is not thinks
 
 
+XML_WAIT = "<tool_call>\n<function=wait>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(("fields", "good", "bad"), TOOLBOXES)
+@pytest.mark.parametrize("template", ["", "{{ tools }}<tool_call><function=<parameter="])
+def test_marks_that_are_special_tokens_are_written_as_such(fields, good, bad, template):
+    inner = tiny_tokenizer()
+    inner.add_special_tokens({"additional_special_tokens": [START, END, *CALL_MARKS]})
+    inner.chat_template = f"{template}{{# {END} #}}"
+    marking = Tokenizer(inner, [inner.eos_token_id])
+    # Texts with a length cannot be kept in tags.
+    tools = [declared(name, "empty object") for name in PARAMETERS] if template else TOOLS
+    request = ChatRequest.model_validate({**chat_body(), "tools": tools, **fields})
+    toolbox = read_toolbox(request, marking)
+    special = marking.special_thinking_ids
+    assert (set(special), set(toolbox.special_ids)) == ({START, END}, set(CALL_MARKS))
+    grammars = Grammars(marking, TEXT_VOCAB_SIZE)
+    if template and good is not None:
+        good, bad = (text.replace(written("wait", "{}"), XML_WAIT) for text in (good, bad))
+    for thinks, thoughts in ((True, f"a{END}"), (True, END), (False, f"{START}b{END}\n\n")):
+        shape = read_shape(request, toolbox, thinks=thinks, special=special)
+        if good is None:
+            assert shape is None
+            continue
+        assert accepts(grammars, marking, shape.grammar, f"{thoughts}{good}")
+        assert not accepts(grammars, marking, shape.grammar, f"{thoughts}{bad}")
+        assert accepts(grammars, marking, shape.grammar, good) is not thinks
+
+
 def test_a_schema_holds_behind_the_thinking(grammars, tokenizer):
     wanted = ChatRequest.model_validate({**chat_body(), "response_format": as_format("object")})
     begun, free = (read_shape(wanted, None, thinks=thinks).grammar for thinks in (True, False))
@@ -358,4 +394,6 @@ def test_thinking_call_and_text_come_apart(folders, monkeypatch):
     calls = [{"name": "look", "arguments": LOOK}]
     with running_server(llm) as server:
         found = everyway(server, tools=TOOLS, **LONG)
-    assert found == [("", f"hm {written('wait', '{}')}", calls, "tool_calls")]
+        assert found == [("", f"hm {written('wait', '{}')}", calls, "tool_calls")]
+        saying(monkeypatch, f"hm\n{written('look', LOOK)}")
+        assert everyway(server, tools=TOOLS, **LONG) == [("", "hm", calls, "tool_calls")]

@@ -17,11 +17,26 @@ TEXTS = [
     ("a < b </ c </think>d", True, "a < b </ c", "d"),
     ("  ", False, "", "  "),
     ("", True, "", ""),
+    ("<think>\none</think>two", True, "one", "two"),
+    ("\n<thin", True, "<thin", ""),
+    ("<this</think>", True, "<this", ""),
+    ("one <think>two</think>three", True, "one <think>two", "three"),
 ]
 
 
-def split(pieces, begun):
-    splitter, found = ReasoningSplitter(begun=begun), {"reasoning": "", "content": ""}
+CALLS = [
+    ("one \n<call>\n{two", True, "one", "<call>\n{two"),
+    ("<think><call>{}", False, "", "<call>{}"),
+    ("one <call>{two} </think>\n<call>{", True, "one <call>{two}", "<call>{"),
+    ("one <call> two <call>three</think>{", True, "one <call> two <call>three", "{"),
+    ("one <call> ", True, "one <call> ", ""),
+    ("one <ca", True, "one <ca", ""),
+    ("one <call><call>{", True, "one <call>", "<call>{"),
+]
+
+
+def split(pieces, begun, call=None):
+    splitter, found = ReasoningSplitter(begun=begun, call=call), {"reasoning": "", "content": ""}
     for parts in [*map(splitter.feed, pieces), splitter.close()]:
         for kind, text in parts:
             assert text
@@ -29,18 +44,27 @@ def split(pieces, begun):
     return found["reasoning"], found["content"]
 
 
-@pytest.mark.parametrize(("text", "begun", "reasoning", "content"), TEXTS)
-def test_parts_do_not_depend_on_the_pieces(text, begun, reasoning, content):
-    assert split([text], begun) == (reasoning, content)
-    assert split(list(text), begun) == (reasoning, content)
+@pytest.mark.parametrize(
+    ("text", "begun", "reasoning", "content", "call"),
+    [*((*one, None) for one in TEXTS), *((*one, ("<call>", "{")) for one in (*TEXTS, *CALLS))],
+)
+def test_parts_do_not_depend_on_the_pieces(text, begun, reasoning, content, call):
+    assert split([text], begun, call) == (reasoning, content)
+    assert split(list(text), begun, call) == (reasoning, content)
     draw = random.Random(0)
     for _ in range(20):
         cuts = sorted(draw.choices(range(len(text) + 1), k=3))
         pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert split(pieces, begun) == (reasoning, content)
+        assert split(pieces, begun, call) == (reasoning, content)
 
 
 def test_content_is_not_held_back():
     splitter = ReasoningSplitter(begun=False)
     assert splitter.feed("abc") == [("content", "abc")]
     assert splitter.feed(" ") == [("content", " ")]
+
+
+def test_thinking_that_is_cut_makes_no_call():
+    splitter = ReasoningSplitter(begun=True, call=("<call>", "{"))
+    assert splitter.feed("one <call>{two") == [("reasoning", "one")]
+    assert splitter.close(is_cut=True) == [("reasoning", " <call>{two")]

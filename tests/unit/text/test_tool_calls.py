@@ -1,5 +1,6 @@
 """Calls in the text of an answer: found however it is cut, handed out while they are written."""
 
+import json
 import random
 
 import pytest
@@ -19,6 +20,7 @@ from tests.tools import (
 
 EMPTY = ToolCall("look", "{}")
 TRICKY = ToolCall("look", '{"name": "</tool_call>\\n<tool_call>", "age": 1e400, "age": 1.50}')
+IN_QUOTES = json.dumps(f" {LOOK_CALL.arguments}\n")
 ANSWERS = [
     (TAGGED, "", []),
     (TAGGED, "Hello < there", ["Hello < there"]),
@@ -35,6 +37,11 @@ ANSWERS = [
     (TAGGED, '<tool_call>{"name": "look", "arguments": {}} so', [EMPTY, "so"]),
     (TAGGED, '<tool_call>{"name": "look", "arguments": {}}</tool_', [EMPTY]),
     (TAGGED, written(ToolCall("look", "[1]")), [written(ToolCall("look", "[1]"))]),
+    (TAGGED, f'<tool_call>{{"name": "look", "arguments": {IN_QUOTES}}}</tool_call>', [LOOK_CALL]),
+    (TAGGED, '<tool_call>{"name": "look", "arguments": null}</tool_call>', [EMPTY]),
+    (TAGGED, '<tool_call>{"name": "look"}</tool_call>', [EMPTY]),
+    (TAGGED, '<tool_call>{"name": "look", "arguments": "abc"}</tool_call>', None),
+    (TAGGED, '<tool_call>{"name": "look", "arguments": "[1]"}</tool_call>', None),
     (TAGGED, '<tool_call>{"name": ["look"], "arguments": {}}</tool_call>', None),
     (TAGGED, f"{WRONG_NAME} so\n{written(LOOK_CALL)}", [f"{WRONG_NAME} so\n", LOOK_CALL]),
     (TAGGED, f"I use <tool_call>, so {written(LOOK_CALL)}", ["I use <tool_call>, so ", LOOK_CALL]),
@@ -52,6 +59,9 @@ ANSWERS = [
     (BARE, '{"parameters": {}, "name": "look"}', [EMPTY]),
     (BARE, '{"name": "look", "parameters": {}} so', [EMPTY, "so"]),
     (BARE, '{"name": "sing", "parameters": {}}', ['{"name": "sing", "parameters": {}}']),
+    (BARE, f'{{"name": "look", "parameters": {IN_QUOTES}}}', [LOOK_CALL]),
+    (BARE, '{"name": "look"}', None),
+    (BARE, '{"name": "look", "parameters": null}', None),
     (BARE, '{"a": 1} is JSON', ['{"a": 1} is JSON']),
 ]
 

@@ -66,6 +66,12 @@ def test_malformed_tools_are_refused(tools, reason):
         parse_tools(tools)
 
 
+def test_null_is_the_same_as_nothing():
+    (given,) = parse_tools([function(description=None, parameters=None, strict=None)])
+    (bare,) = parse_tools([{"type": "function", "function": {"name": "look"}}])
+    assert given == bare
+
+
 def test_a_choice_is_a_mode_or_a_function():
     assert parse_tool_choice(None, TOOLS) == ToolChoice("auto")
     assert parse_tool_choice("none", TOOLS) == ToolChoice("none")
@@ -274,6 +280,19 @@ def test_other_templates_are_told_in_words(tokenizer, system):
         "user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response>" in text
     )
     assert "tool\n" not in text
+
+
+def test_a_template_without_system_messages_has_the_words_in_the_question():
+    no_system = "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer = with_template(
+        f"{{% for m in messages %}}{no_system}[{{{{ m.role }}}}]{{{{ m.content }}}}{{% endfor %}}"
+    )
+    text = tokenizer.decode(encode_tool_chat(tokenizer, CONVERSATION, TOOLS))
+    assert text.startswith("[user]You may call these functions")
+    assert "</tool_response>.\n\nHow old is abc?[assistant]" in text
+    system = {"role": "system", "content": "Be brief."}
+    with pytest.raises(RequestError, match="no system"):
+        encode_tool_chat(tokenizer, [system, *CONVERSATION], TOOLS)
 
 
 @pytest.mark.parametrize("template", [QWEN, None])
