@@ -14,7 +14,6 @@ import torch
 from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal
-from blockdraft.core.recorder import NO_RECORDER
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
@@ -24,6 +23,7 @@ from blockdraft.models.draft.waiting_features import Waiting, WaitingFeatures
 from blockdraft.models.target.interface import RowFeatures, TargetOutput
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.lazy_context import LazyContext
 from blockdraft.speculate.drafters.none import NoDrafter
 
 VOCAB_SIZE = 11
@@ -132,15 +132,13 @@ class SlotDrafter(DFlashDrafter):
     """The bookkeeping of the real drafter. Right with a chance, if its context is right."""
 
     def __init__(self, contexts: SlotContexts, draw: random.Random) -> None:
+        LazyContext.__init__(self)
         self.kind = "dflash"
         self.embed_weight = torch.zeros(VOCAB_SIZE, 1)
         self.max_nodes = MAX_DRAFT_TOKENS
         self.feature_layers = (0,)
         self.contexts = contexts
         self.draw = draw
-        self.recorder = NO_RECORDER
-        self._known = {}
-        self._share_asked = 1.0
         self.num_given_up = 0
 
     def _write(self, piece: list[Waiting]) -> None:
