@@ -491,7 +491,6 @@ def test_a_seed_means_these_tokens_for_good(golden: Any) -> None:
         params = SamplingParams(seed=seed, **options)
         sequence = make_sequence(params, seed=seed, sample_index=sample_index, token_ids=(1, 2))
         sequence.token_ids, sequence.num_prompt = [1, 2, 3], 3
-        sequence.prompt_ids = frozenset(sequence.token_ids)
         walks.append(Walk.chain(logits, sequence, [4, 5, 6]))
     found = [list(told(*each)) for each in zip(walks, choose(walks), strict=True)]
     assert found == expected
