@@ -54,8 +54,10 @@ def processed(scores: Scores, place: Place) -> Scores:
     scores = scores.copy()
     if params.uses_penalties:
         penalize(scores, sequence, place.path)
-    for token_id, bias in params.logit_bias.items():
-        scores[token_id] += np.float32(bias)
+    if biases := params.logit_bias:
+        # No id comes twice.
+        ids = np.fromiter(biases.keys(), np.intp, len(biases))
+        scores[ids] += np.fromiter(biases.values(), np.float32, len(biases))
     allowed = None
     if sequence.constraint is not None:
         allowed = sequence.constraint.allowed(sequence.output_ids, place.path)
