@@ -36,3 +36,15 @@ def test_the_tokens_of_a_prompt_are_one_set_without_the_output():
     sequence.append(8)
     assert known == {5, 6}
     assert sequence.prompt_ids is known
+
+
+def test_an_output_is_copied_once_for_all_who_ask_between_two_tokens():
+    """A grammar asks at every place of a step; the list of an earlier step stays what it was."""
+    sequence = sequence_of([5, 6], 2)
+    sequence.append(7)
+    before = sequence.output_ids
+    assert before == [7]
+    assert sequence.output_ids is before
+    sequence.append(8)
+    assert sequence.output_ids == [7, 8]
+    assert before == [7]

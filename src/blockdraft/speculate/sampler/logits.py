@@ -75,7 +75,7 @@ def _with_end_of_thinking(
 ) -> Mask | None:
     """`allowed` [V], or the one token with which the thinking ends here; a grammar goes first."""
     limit = sequence.thinking
-    if limit is None or sequence.num_output + place.num_ahead < limit.budget:
+    if limit is None or not limit.may_force(sequence.num_output + place.num_ahead):
         return allowed
     forced = limit.forced(sequence.output_ids + place.path)
     if forced is None or (allowed is not None and not allowed[forced]):
