@@ -18,7 +18,7 @@ from blockdraft.kernels.torch.rules import row_rule
 from blockdraft.kernels.torch.vectors import in_whole_vectors
 
 SCORES_BYTES = 2**28
-"""Of the scores that a CPU holds at once: a long prompt's would take tens of GiB with many heads."""
+"""Of the scores that a CPU holds at once: those of a long prompt would take tens of GiB."""
 _LEAST_ROWS = 32
 """Rows of a sequence that are never parted; a multiple of every rule's `row_multiple`."""
 
@@ -37,12 +37,11 @@ def grouped_attention(
     num_rows = _rows_at_once(query, key.shape[1])
     if query.shape[3] <= num_rows:
         return _attention(query, key, value, bias, scoring)
-    queries = query.split(num_rows, dim=3)
-    biases = [None] * len(queries) if bias is None else bias.split(num_rows, dim=1)
-    parts = [
-        _attention(own, key, value, own_bias, scoring)
-        for own, own_bias in zip(queries, biases, strict=True)
-    ]
+    parts = []
+    for start in range(0, query.shape[3], num_rows):
+        own = slice(start, start + num_rows)
+        own_bias = None if bias is None else bias[:, own]
+        parts.append(_attention(query[:, :, :, own], key, value, own_bias, scoring))
     return torch.cat(parts, dim=3)
 
 

@@ -49,10 +49,10 @@ def _amounts(times: Values, params: SamplingParams) -> Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """The different tokens of a sequence: of the prompt, of the output those that the prompt has not
-    (`written`), and all of the output with their counts.
+    """The different tokens of a sequence: of the prompt, and of the output with their counts.
 
-    The other fields tell whether the sequence has changed since.
+    written: those of the output that the prompt has not. The other fields tell whether the sequence
+    has changed since.
     """
 
     prompt_ids: frozenset[int]
