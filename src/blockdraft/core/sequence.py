@@ -69,12 +69,22 @@ class Sequence:
     has_lost_context: bool = False
     lost_drafters: set[str] = field(default_factory=set)
     is_open_to_drafter: bool = False
-    prompt_ids: frozenset[int] = field(init=False)
     output_counts: Counter[int] = field(default_factory=Counter)
+    _prompt_ids: frozenset[int] | None = field(default=None, init=False, repr=False)
+    _output_ids: list[int] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.prompt_ids = frozenset(self.token_ids)
         self.check()
+
+    @property
+    def prompt_ids(self) -> frozenset[int]:
+        """The different tokens of the prompt, always the same set.
+
+        It takes several times the memory of the prompt, and only penalties ask: it is made then.
+        """
+        if self._prompt_ids is None:
+            self._prompt_ids = frozenset(self.token_ids[: self.num_prompt])
+        return self._prompt_ids
 
     @property
     def num_output(self) -> int:
@@ -88,8 +98,13 @@ class Sequence:
 
     @property
     def output_ids(self) -> list[int]:
-        """The tokens generated so far, a stop token included."""
-        return self.token_ids[self.num_prompt :]
+        """The tokens generated so far, a stop token included; nobody changes this list.
+
+        A grammar asks at every place of a step, and to copy a long output takes a while.
+        """
+        if len(self._output_ids) != self.num_output:
+            self._output_ids = self.token_ids[self.num_prompt :]
+        return self._output_ids
 
     @property
     def is_prefilling(self) -> bool:

@@ -28,6 +28,11 @@ class ThinkingLimit:
     budget: int
     begun: bool
 
+    def may_force(self, num_tokens: int) -> bool:
+        """False where no token is forced behind so many, whatever they are: nearly everywhere."""
+        most_before = _MAX_BEFORE + len(self.marks.start)
+        return 0 <= num_tokens - self.budget < most_before + len(self.marks.end)
+
     def forced(self, tokens: Sequence[int]) -> int | None:
         """The token that must follow the answer so far; None if any may."""
         end, first = self.marks.end, self._first(tokens)

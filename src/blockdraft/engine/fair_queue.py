@@ -1,6 +1,6 @@
 """Who is next, so that nobody waits behind one client's many samples. No torch."""
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from typing import Generic, Protocol, TypeVar
 
 
@@ -19,11 +19,12 @@ class FairQueue(Generic[Item]):
     """Each free place goes to the waiting client with the fewest samples running.
 
     Among equals it goes to the one that got a place the longest time ago (max-min fairness over
-    places, round robin within); a client's own items keep their order.
+    places, round robin within); a client's own items keep their order. To take out an item takes as
+    long with thousands of others as alone, so items must be hashable.
     """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[Item, None]] = OrderedDict()
         """By client; the client that got a place last comes last."""
         self._num_running: Counter[str] = Counter()
 
@@ -32,7 +33,7 @@ class FairQueue(Generic[Item]):
 
     def push(self, item: Item) -> None:
         """Put an item behind the others of its client."""
-        self._waiting.setdefault(item.client, deque()).append(item)
+        self._waiting.setdefault(item.client, OrderedDict())[item] = None
 
     def num_of(self, client: str) -> int:
         """How many items of a client wait."""
@@ -48,7 +49,7 @@ class FairQueue(Generic[Item]):
             raise IndexError("nothing waits")
         client = min(self._waiting, key=lambda client: self._num_running[client])
         items = self._waiting[client]
-        item = items.popleft()
+        item, _ = items.popitem(last=False)
         self._num_running[client] += 1
         self._waiting.move_to_end(client)
         if not items:
@@ -60,7 +61,7 @@ class FairQueue(Generic[Item]):
         items = self._waiting.get(item.client)
         if items is None or item not in items:
             return False
-        items.remove(item)
+        del items[item]
         if not items:
             del self._waiting[item.client]
         return True

@@ -1,5 +1,7 @@
 """How many pages of keys and values fit into the memory."""
 
+import math
+
 import torch
 from transformers import PreTrainedModel
 
@@ -44,9 +46,15 @@ def num_pages(config: LLMConfig, model: PreTrainedModel, draft_page_bytes: float
     if num < MIN_PAGES:
         raise ConfigError(
             f"memory of {budget / 2**30:.3g} GiB holds {num} pages of {PAGE_SIZE} tokens, "
-            f"and {MIN_PAGES} are needed; give --memory {MIN_PAGES * size / 2**30:.3g} or more"
+            f"and {MIN_PAGES} are needed; give --memory {_enough(MIN_PAGES * size / 2**30)} or more"
         )
     return num
+
+
+def _enough(gib: float) -> str:
+    """A little more in three digits: rounded down, it would be refused again."""
+    step = 10.0 ** (math.floor(math.log10(gib)) - 2)
+    return f"{(math.floor(gib / step) + 1) * step:.3g}"
 
 
 def _page_bytes(config: LLMConfig, shape: LayerShape, dtype: torch.dtype) -> int:

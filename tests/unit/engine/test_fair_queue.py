@@ -83,3 +83,25 @@ def test_no_client_ever_runs_two_more_than_one_that_waits():
             running.append(item)
         if running:
             queue.release(running.pop(draw.randrange(len(running))))
+
+
+class Compared:
+    """An item that counts how often others are compared with it."""
+
+    client, num = "a", 0
+
+    def __eq__(self, other):
+        Compared.num += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def test_to_take_out_an_item_looks_at_no_others():
+    queue, items = FairQueue(), [Compared() for _ in range(1000)]
+    for item in items:
+        queue.push(item)
+    assert not queue.remove(Compared())
+    assert all(queue.remove(item) for item in reversed(items[1:]))
+    assert queue.pop() is items[0]
+    assert Compared.num < 100

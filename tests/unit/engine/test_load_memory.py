@@ -1,5 +1,6 @@
 """How much memory an engine plans for, and that the least it accepts is enough to run in."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_the_least_memory_is_enough(tmp_path: Path, adaptive: bool) -> None:
     assert llm.generate([1, 2, 3], params).completions[0].text == expected.completions[0].text
     with pytest.raises(ConfigError, match=f"{MIN_PAGES} are needed; give --memory"):
         LLM(*folders, dtype="float32", memory=gib_of(MIN_PAGES - 0.5, ample))
+
+
+@pytest.mark.parametrize("num_layers", [4, 5])
+def test_the_memory_that_a_refusal_asks_for_is_enough(tmp_path: Path, num_layers: int) -> None:
+    folder = tiny_target_folder(tmp_path, num_hidden_layers=num_layers)
+    with pytest.raises(ConfigError) as refused:
+        LLM(folder, None, dtype="float32", memory=1e-9)
+    (asked,) = re.findall(r"give --memory (\S+) or more", str(refused.value))
+    llm = LLM(folder, None, dtype="float32", memory=float(asked))
+    assert llm.engine.target.memory.num_pages == MIN_PAGES
 
 
 @pytest.mark.parametrize("adaptive", [True, False])

@@ -166,7 +166,18 @@ MARKS = ThinkingMarks(start=(1, 2), end=(7, 8, 9))
     ],
 )
 def test_what_must_follow(begun: bool, tokens: list[int], expected: int | None) -> None:
-    assert ThinkingLimit(MARKS, 3, begun).forced(tokens) == expected
+    limit = ThinkingLimit(MARKS, 3, begun)
+    assert limit.forced(tokens) == expected
+    assert expected is None or limit.may_force(len(tokens))
+
+
+@pytest.mark.parametrize("num_before", range(3))
+def test_a_long_answer_is_not_read_where_nothing_can_be_forced(num_before: int) -> None:
+    limit, begin = ThinkingLimit(MARKS, 3, begun=False), [0] * num_before + [1, 2, 4, 4, 4]
+    forcing = [n for n in range(99) if limit.forced((begin + [7, 8, 9] * 99)[:n]) is not None]
+    assert len(forcing) == len(MARKS.end)
+    assert all(map(limit.may_force, forcing))
+    assert not any(map(limit.may_force, [*range(3), *range(10, 99)]))
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
+from blockdraft.kernels.interface import Scoring
+from blockdraft.kernels.torch import attention as torch_attention
 from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
 from blockdraft.models.attention.exact import exact_attention, stock_attention
 
@@ -132,3 +134,36 @@ def test_a_rows_bits_do_not_depend_on_its_company(dtype: torch.dtype, num_keys: 
         for more_keys in (0, 64, 128):
             found = run(first, first + num_rows, more_keys)
             assert torch.equal(found, expected[:, first : first + num_rows])
+
+
+@pytest.mark.parametrize("q_len", [500, 64])
+@pytest.mark.parametrize("dtype", ROW_RULES, ids=str)
+def test_rows_of_a_long_prompt_go_in_parts_with_the_same_bits(
+    dtype: torch.dtype, q_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all rows would take tens of GiB with many heads."""
+    num_keys, softmax_dtype = 2048, torch_attention.softmax_dtype(dtype)
+    query, key, value = make_inputs(4, 2, q_len, num_keys, dtype)
+    mask = causal_mask(q_len, num_keys, num_keys - q_len, softmax_dtype)
+    key[:, 1, -3], value[:, 0, -2] = torch.nan, torch.inf
+    scoring = Scoring(0.3, 5.0, draw_sinks(4, dtype))
+    inputs = query[0].view(2, 1, 2, q_len, -1), key[0], value[0], mask[0], scoring
+    whole = torch_attention.grouped_attention(*inputs)
+    most, sizes, real = 4 * 96 * num_keys * softmax_dtype.itemsize, [], torch_attention._scores
+
+    def scores(*args: Tensor) -> Tensor:
+        found = real(*args)
+        sizes.append(found.numel() * softmax_dtype.itemsize)
+        return found
+
+    monkeypatch.setattr(torch_attention, "SCORES_BYTES", most)
+    monkeypatch.setattr(torch_attention, "_scores", scores)
+    found = torch_attention.grouped_attention(*inputs)
+    assert torch.equal(found.nan_to_num(7.0), whole.nan_to_num(7.0))
+    assert torch.equal(found.isnan(), whole.isnan())
+    assert len(sizes) == -(-q_len // 96)
+    assert max(sizes) <= most
+
+
+def draw_sinks(num_heads: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(num_heads, generator=torch.Generator().manual_seed(1)).to(dtype)

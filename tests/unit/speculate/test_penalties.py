@@ -55,7 +55,7 @@ def test_values_are_those_of_the_formula_on_every_path_of_every_step(seed: int) 
 
 def test_sets_are_read_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     made, real = [], penalties._Known.of
-    monkeypatch.setattr(penalties._Known, "of", lambda own: made.append(own) or real(own))
+    monkeypatch.setattr(penalties._Known, "of", lambda *own: made.append(own) or real(*own))
     sequence = make_sequence(SamplingParams(repetition_penalty=1.3), [1, 2])
     for num_reads in (1, 2):
         for ahead in ([], [3], [3, 4]):
@@ -67,7 +67,17 @@ def test_sets_are_read_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_kept_goes_with_its_sequence() -> None:
     sequence = make_sequence(SamplingParams(repetition_penalty=1.3), [1, 2])
     penalize(np.zeros(VOCAB_SIZE, np.float32), sequence, [])
-    kept = ref(penalties._last[sequence].seen)
+    kept = ref(penalties._last[sequence].prompt)
     del sequence
     gc.collect()
     assert kept() is None
+
+
+def test_a_prompt_is_read_once_and_not_in_every_step() -> None:
+    sequence = make_sequence(SamplingParams(repetition_penalty=1.3), [1, 2])
+    read = []
+    for _ in range(3):
+        penalize(np.zeros(VOCAB_SIZE, np.float32), sequence, [])
+        read.append(penalties._last[sequence].prompt)
+        sequence.append(3)
+    assert all(own is read[0] for own in read)

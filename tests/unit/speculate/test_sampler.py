@@ -491,7 +491,6 @@ def test_a_seed_means_these_tokens_for_good(golden: Any) -> None:
         params = SamplingParams(seed=seed, **options)
         sequence = make_sequence(params, seed=seed, sample_index=sample_index, token_ids=(1, 2))
         sequence.token_ids, sequence.num_prompt = [1, 2, 3], 3
-        sequence.prompt_ids = frozenset(sequence.token_ids)
         walks.append(Walk.chain(logits, sequence, [4, 5, 6]))
     found = [list(told(*each)) for each in zip(walks, choose(walks), strict=True)]
     assert found == expected
@@ -642,3 +641,30 @@ def test_a_draft_from_the_targets_own_logits_is_kept_whole(temperature: float) -
     )
     assert verdict.num_accepted == 8
     assert len(set(draft)) == (1 if temperature == 0.0 else 8)
+
+
+class Written(np.ndarray[Any, np.dtype[np.float32]]):
+    """Counts how often values are put into it, and into its copies."""
+
+    num_times = 0
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        Written.num_times += 1
+        super().__setitem__(place, value)
+
+
+def test_thousands_of_biases_are_added_at_once_with_the_bits_of_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw, vocab_size = random.Random(5), 9000
+    biases = {i: draw.uniform(-100.0, 100.0) for i in draw.sample(range(vocab_size), 5000)}
+    scores = np.random.default_rng(5).normal(0.0, 9.0, vocab_size).astype(np.float32)
+    scores[:3] = np.inf, -np.inf, np.nan
+    expected = scores.copy()
+    for token_id, bias in biases.items():
+        expected[token_id] += np.float32(bias)
+    sequence = make_sequence(SamplingParams(logit_bias=biases))
+    monkeypatch.setattr(Written, "num_times", 0)
+    found = processed(scores.view(Written), Place(sequence, 0, []))
+    assert found.tobytes() == expected.tobytes()
+    assert Written.num_times < 3

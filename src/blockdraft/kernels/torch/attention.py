@@ -17,6 +17,11 @@ from blockdraft.kernels.tables import even_tables
 from blockdraft.kernels.torch.rules import row_rule
 from blockdraft.kernels.torch.vectors import in_whole_vectors
 
+SCORES_BYTES = 2**28
+"""Of the scores that a CPU holds at once: those of a long prompt would take tens of GiB."""
+_LEAST_ROWS = 32
+"""Rows of a sequence that are never parted; a multiple of every rule's `row_multiple`."""
+
 
 def grouped_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scoring: Scoring
@@ -26,7 +31,33 @@ def grouped_attention(
     query: [kv_heads, b, group, q, head_dim]; key, value: [kv_heads * b, keys, head_dim];
     bias: added to the scores, [b, q, keys], or None; sinks are [kv_heads * group].
     Returns [kv_heads, b, group, q, head_dim].
+
+    No row depends on those beside it, so rows go in parts where their scores would not fit.
     """
+    num_rows = _rows_at_once(query, key.shape[1])
+    if query.shape[3] <= num_rows:
+        return _attention(query, key, value, bias, scoring)
+    parts = []
+    for start in range(0, query.shape[3], num_rows):
+        own = slice(start, start + num_rows)
+        own_bias = None if bias is None else bias[:, own]
+        parts.append(_attention(query[:, :, :, own], key, value, own_bias, scoring))
+    return torch.cat(parts, dim=3)
+
+
+def _rows_at_once(query: Tensor, num_keys: int) -> int:
+    """Rows of each sequence whose scores may be held together."""
+    kv_heads, num_sequences, group, q_len, _ = query.shape
+    if query.device.type != "cpu":
+        return q_len
+    of_row = kv_heads * num_sequences * group * num_keys * softmax_dtype(query.dtype).itemsize
+    return max(1, SCORES_BYTES // (of_row * _LEAST_ROWS)) * _LEAST_ROWS
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """See `grouped_attention`: all rows at once."""
     kv_heads, num_sequences, group, q_len, head_dim = query.shape
     # All query heads of a K/V head are rows of one product: no copy of K/V per head.
     rows = query.reshape(kv_heads * num_sequences, group * q_len, head_dim)

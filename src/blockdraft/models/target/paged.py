@@ -20,7 +20,6 @@ from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
 from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
 from blockdraft.models.layers.fused import speed_up
 from blockdraft.models.layers.recurrent import is_recurrent
-from blockdraft.models.layers.tensors import joined
 from blockdraft.models.target.direct import direct_forward
 from blockdraft.models.target.exact import TAIL_SPLIT, Split
 from blockdraft.models.target.interface import TargetOutput
@@ -122,25 +121,23 @@ class PagedTarget(TransformersTarget):
         if self._states is not None:
             for planned in plan:
                 self._states.begin(planned)
-        logits: list[Tensor] = []
         features: list[list[Tensor]] = [[] for _ in plan]
         packed, order = list(pack(plan, self.memory, self.rule.max_rows)), order_of_logits(plan)
         if order is not None and len(packed) == 1:
             # The head puts them in order, which a copy of logits would do later.
             packed[0].wanted, order = [packed[0].wanted[place] for place in order], None
+        found = _Logits(sum(planned.num_logits for planned in plan), len(packed), order)
         for rows in packed:
             own_logits, own_features = self._run(rows, with_features=with_features)
-            logits.append(own_logits)
+            found.take(own_logits)
             if own_features is not None:
                 for owner, part in rows.by_owner(own_features):
                     features[owner].append(part)
         of_rows = [
             row_features(planned, parts) for planned, parts in zip(plan, features, strict=True)
         ]
-        found = joined(logits)
-        if order is not None:
-            found = found[torch.tensor(order, device=found.device)]
-        return TargetOutput(found, of_rows, num_forwards=len(logits))
+        assert found.values is not None
+        return TargetOutput(found.values, of_rows, num_forwards=len(packed))
 
     def _run(
         self, rows: PackedRows, *, with_features: bool = False
@@ -328,6 +325,34 @@ class PagedTarget(TransformersTarget):
             logits.append(self._run(rows)[0])
             done += length
         return torch.cat(logits)
+
+
+class _Logits:
+    """The logits of a plan, put in order as its forwards compute them.
+
+    Of large vocabularies they take hundreds of MiB, so none are held twice but those of a forward.
+
+    order: of each its index among those of the forwards, or None if that is the same.
+    """
+
+    def __init__(self, num: int, num_forwards: int, order: list[int] | None) -> None:
+        self.values: Tensor | None = None
+        self._num, self._num_forwards, self._num_taken = num, num_forwards, 0
+        self._places = None if order is None else torch.tensor(order).argsort()
+
+    def take(self, logits: Tensor) -> None:
+        """Take those of the next forward, [wanted, V]."""
+        if self._num_forwards == 1:
+            self.values = logits
+            return
+        if self.values is None:
+            self.values = logits.new_empty((self._num, logits.shape[1]))
+        own = slice(self._num_taken, self._num_taken + logits.shape[0])
+        if self._places is None:
+            self.values[own] = logits
+        else:
+            self.values[self._places[own].to(logits.device)] = logits
+        self._num_taken = own.stop
 
 
 def _backend(

@@ -54,8 +54,10 @@ def processed(scores: Scores, place: Place) -> Scores:
     scores = scores.copy()
     if params.uses_penalties:
         penalize(scores, sequence, place.path)
-    for token_id, bias in params.logit_bias.items():
-        scores[token_id] += np.float32(bias)
+    if biases := params.logit_bias:
+        # No id comes twice.
+        ids = np.fromiter(biases.keys(), np.intp, len(biases))
+        scores[ids] += np.fromiter(biases.values(), np.float32, len(biases))
     allowed = None
     if sequence.constraint is not None:
         allowed = sequence.constraint.allowed(sequence.output_ids, place.path)
@@ -73,7 +75,7 @@ def _with_end_of_thinking(
 ) -> Mask | None:
     """`allowed` [V], or the one token with which the thinking ends here; a grammar goes first."""
     limit = sequence.thinking
-    if limit is None or sequence.num_output + place.num_ahead < limit.budget:
+    if limit is None or not limit.may_force(sequence.num_output + place.num_ahead):
         return allowed
     forced = limit.forced(sequence.output_ids + place.path)
     if forced is None or (allowed is not None and not allowed[forced]):

@@ -23,7 +23,8 @@ def penalize(scores: Values, sequence: Sequence, ahead: list[int]) -> None:
     more, counts = Counter(ahead), sequence.output_counts
     if params.repetition_penalty != 1.0:
         new = [i for i in more if i not in counts and i not in sequence.prompt_ids]
-        _repeat(scores, known.seen, params)
+        _repeat(scores, known.prompt, params)
+        _repeat(scores, known.written, params)
         _repeat(scores, np.array(new, dtype=np.intp), params)
     if params.presence_penalty or params.frequency_penalty:
         ids = np.array(list(more), dtype=np.intp)
@@ -48,27 +49,34 @@ def _amounts(times: Values, params: SamplingParams) -> Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """The different tokens of a sequence: all (`seen`), and those of the output with their counts.
+    """The different tokens of a sequence: of the prompt, and of the output with their counts.
 
-    The other fields tell whether the sequence has changed since.
+    written: those of the output that the prompt has not. The other fields tell whether the sequence
+    has changed since.
     """
 
     prompt_ids: frozenset[int]
     counts: Counter[int]
     num_tokens: int
-    seen: Ids
+    prompt: Ids
+    written: Ids
     output: Ids
     times: Values
 
     @classmethod
-    def of(cls, sequence: Sequence) -> "_Known":
-        """What a sequence has now."""
-        counts = sequence.output_counts
+    def of(cls, sequence: Sequence, before: "_Known | None") -> "_Known":
+        """What a sequence has now; before: what it had. A long prompt is read once."""
+        prompt_ids, counts = sequence.prompt_ids, sequence.output_counts
+        if before is not None and before.prompt_ids is prompt_ids:
+            prompt = before.prompt
+        else:
+            prompt = np.fromiter(prompt_ids, np.intp, len(prompt_ids))
         return cls(
-            sequence.prompt_ids,
+            prompt_ids,
             counts,
             len(sequence.token_ids),
-            np.array(list(sequence.prompt_ids | counts.keys()), dtype=np.intp),
+            prompt,
+            np.array([i for i in counts if i not in prompt_ids], dtype=np.intp),
             np.array(list(counts), dtype=np.intp),
             np.array(list(counts.values()), dtype=np.float32),
         )
@@ -89,5 +97,5 @@ _last: WeakKeyDictionary[Sequence, _Known] = WeakKeyDictionary()
 def _known(sequence: Sequence) -> _Known:
     known = _last.get(sequence)
     if known is None or not known.holds(sequence):
-        known = _last[sequence] = _Known.of(sequence)
+        known = _last[sequence] = _Known.of(sequence, known)
     return known
