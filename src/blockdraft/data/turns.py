@@ -11,7 +11,6 @@ from blockdraft.data.answer_file import Answered, Key
 from blockdraft.data.answers import Job
 from blockdraft.data.config import DataConfig
 from blockdraft.data.prompts import Prompt, prompt_ids, turn_id
-from blockdraft.text.sent_back import as_sent_back
 from blockdraft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -33,6 +32,9 @@ def asked_turns(
     answered: Answered,
 ) -> Iterator[Asked]:
     """Turn `turn` (from 0) of each conversation that got that far: (key, prompt, its tokens)."""
+    # It needs llguidance, and training, which reads this module too, does without.
+    from blockdraft.text.sent_back import as_sent_back
+
     serving = Tokenizer(tokenizer, ())
     for prompt in prompts:
         for temperature, sample in _samples(config, prompt):

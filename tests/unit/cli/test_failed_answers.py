@@ -29,7 +29,10 @@ class FailingLLM:
     dtype = torch.float32
     device = "cpu"
     tokenizer = SimpleNamespace(
-        encode=lambda text, most: list(text), encode_chat=lambda messages, most: [1]
+        encode=lambda text, most: list(text),
+        encode_chat=lambda messages, most=None: [1],
+        chat_template="",
+        thinks=False,
     )
     engine = SimpleNamespace(limits=SimpleNamespace(max_tokens=100))
 
