@@ -17,8 +17,8 @@ from blockdraft.cache.kv import KVLayer
 from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.cache.states import StateCache
+from blockdraft.hub.folder import INDEX_NAME
 from blockdraft.models.attention.exact import EXACT_ATTENTION
-from blockdraft.models.draft.checkpoint import INDEX_NAME
 from blockdraft.models.layers.recurrent import cache_argument, is_recurrent, mixers, new_cache
 from blockdraft.models.supported import (
     check_supported,

@@ -1,26 +1,23 @@
 """Which target a published drafter was made for, and whether it drafts for another one."""
 
 import logging
-import re
 from pathlib import Path
 
-from blockdraft.hub.catalog import CATALOG, catalog_name, display_name
+from blockdraft.hub.catalog import CATALOG, display_name, entry_of
+from blockdraft.hub.resolve import hub_id
 from blockdraft.models.draft.checkpoint import read_config
-
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 logger = logging.getLogger(__name__)
 
 
 def trained_targets(drafter: str | None, folder: Path) -> set[str]:
     """Names of the targets that a drafter was made for, by our list or its config; may be empty."""
-    name = catalog_name(str(drafter)) or catalog_name(str(folder))
-    if known := {entry.name for entry in CATALOG.values() if name and entry.drafter == name}:
-        return known
+    if (own := entry_of(drafter, folder)) is not None:
+        return {entry.name for entry in CATALOG.values() if entry.drafter == own.name}
     told = read_config(folder).get("speculators_config")
     verifier = told.get("verifier") if isinstance(told, dict) else None
     path = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    return {path} if isinstance(path, str) and _HUB_ID.fullmatch(path) else set()
+    return {path} if isinstance(path, str) and hub_id(path) else set()
 
 
 def warn_of_other_target(target_folder: Path, drafter: str | None, folder: Path) -> None:

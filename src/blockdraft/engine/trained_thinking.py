@@ -5,7 +5,7 @@ from pathlib import Path
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import RequestError
-from blockdraft.hub.catalog import CATALOG, CatalogEntry, catalog_name
+from blockdraft.hub.catalog import entry_of
 from blockdraft.models.draft.checkpoint import read_provenance
 from blockdraft.text.tokenizer import Tokenizer, thinking_options
 
@@ -21,14 +21,8 @@ def trained_thinking(drafter: str | None, folder: Path) -> str | None:
     told = target.get("thinking") if isinstance(target, dict) else None
     if told is not None:
         return str(told)
-    entry = _in_catalog(drafter, folder)
+    entry = entry_of(drafter, folder)
     return None if entry is None else entry.thinking
-
-
-def _in_catalog(drafter: str | None, folder: Path) -> CatalogEntry | None:
-    """What our list says of a drafter, which is there under its name or its folder."""
-    name = catalog_name(str(drafter)) or catalog_name(str(folder))
-    return CATALOG[name] if name else None
 
 
 def default_thinking(tokenizer: Tokenizer) -> str:
@@ -54,7 +48,7 @@ def warn_of_other_thinking(drafter: str | None, folder: Path, tokenizer: Tokeniz
     trained = trained_thinking(drafter, folder)
     if trained not in ("on", "off") or trained == default:
         return
-    entry = _in_catalog(drafter, folder)
+    entry = entry_of(drafter, folder)
     loss = "fewer drafts will be accepted"
     if entry is not None and entry.thinking is not None:
         loss = "its users report that less than half as many drafts are accepted then"

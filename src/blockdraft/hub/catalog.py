@@ -157,6 +157,12 @@ def catalog_name(model: str) -> str | None:
     return name if name in CATALOG else None
 
 
+def entry_of(model: str | None, folder: Path) -> CatalogEntry | None:
+    """What our list says of a model, which is there under its name or the folder it lies in."""
+    name = catalog_name(str(model)) or catalog_name(str(folder))
+    return CATALOG[name] if name else None
+
+
 def display_name(model: str) -> str:
     """What people call a model that is given by name or by the folder that it was resolved to.
 

@@ -8,7 +8,7 @@ GGUF_NAME = "model.gguf"
 """Weights that are read as they are."""
 MASK_FILE = "mask_embedding.pt"
 """A vector that some drafters have beside their weights."""
-_INDEX = "model.safetensors.index.json"
+INDEX_NAME = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _LFS_MARK = b"version https://git-lfs"
 """With which the file begins that git leaves in place of a large one, where Git LFS is missing."""
@@ -45,14 +45,14 @@ def missing_parts(folder: Path) -> list[str]:
     missing += _pointers(folder, [name for name in _TOKENIZERS if (folder / name).is_file()])
     if gguf_file(folder) is not None:
         return missing
-    index = folder / _INDEX
+    index = folder / INDEX_NAME
     if not index.is_file():
         found = sorted(path.name for path in folder.glob("*.safetensors"))
         return missing + (_pointers(folder, found) if found else ["*.safetensors"])
     try:
         shards = set(read_index(index).values())
     except (OSError, ValueError):
-        return [*missing, f"a readable {_INDEX}"]
+        return [*missing, f"a readable {INDEX_NAME}"]
     missing += sorted(shard for shard in shards if not (folder / shard).is_file())
     return missing + _pointers(folder, sorted(shards.difference(missing)))
 

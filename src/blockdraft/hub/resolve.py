@@ -16,7 +16,7 @@ from blockdraft.hub.catalog import (
     WheelFile,
     find_drafter,
 )
-from blockdraft.hub.folder import MASK_FILE, missing_parts
+from blockdraft.hub.folder import INDEX_NAME, MASK_FILE, missing_parts
 from blockdraft.hub.prepare import prepare_gguf, prepare_wheel_model
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _HUB_LEFT_OUT = (
     "consolidated*.safetensors",
 )
 _CONFIG_PATTERNS = (
-    *("config.json", "model.safetensors.index.json", "provenance.json", "draft_vocabulary.json"),
+    *("config.json", INDEX_NAME, "provenance.json", "draft_vocabulary.json"),
     "*.py",
 )
 
@@ -59,7 +59,7 @@ def resolve_model(name: str) -> Path:
         return _whole(folder, "copy the missing files there")
     if folder.suffix == ".gguf" and folder.is_file():
         return prepare_gguf(folder)
-    if found := _hub_id(name):
+    if found := hub_id(name):
         snapshot = _snapshot(found["repo"], found["revision"])
         return _whole(
             snapshot,
@@ -83,7 +83,7 @@ def resolve_config(name: str) -> Path:
         ModelError: the name is unknown, or there is no config.
         NetworkError, DiskError: fetching failed.
     """
-    entry, found = CATALOG.get(name), _hub_id(name)
+    entry, found = CATALOG.get(name), hub_id(name)
     folder = Path(name).expanduser().absolute()
     is_embedded = entry is not None and not isinstance(entry.source, HubRepo)
     if is_embedded or not (found or folder.is_dir()):
@@ -128,7 +128,7 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
         return None
 
 
-def _hub_id(name: str) -> re.Match[str] | None:
+def hub_id(name: str) -> re.Match[str] | None:
     """The parts of a hub id; None for what is none, such as the path of a GGUF file."""
     return None if name.endswith(".gguf") else _HUB_ID.fullmatch(name)
 

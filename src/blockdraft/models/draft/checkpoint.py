@@ -16,11 +16,10 @@ from torch import Tensor
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
-from blockdraft.hub.folder import read_index
+from blockdraft.hub.folder import INDEX_NAME, read_index
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 PROVENANCE_NAME = "provenance.json"
 
 _PREFIXES = ("draft_model.", "model.", "logit_head.")

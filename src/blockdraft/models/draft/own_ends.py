@@ -14,8 +14,8 @@ from torch import Tensor
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
-from blockdraft.hub.folder import MASK_FILE, read_index
-from blockdraft.models.draft.checkpoint import INDEX_NAME, WEIGHTS_NAME, plain_name
+from blockdraft.hub.folder import INDEX_NAME, MASK_FILE, read_index
+from blockdraft.models.draft.checkpoint import WEIGHTS_NAME, plain_name
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.eagle3_config import AnyDraftConfig
 from blockdraft.models.draft.speculators_layout import (

@@ -4,7 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft.checkpoint import INDEX_NAME, read_config, unlisted_files
+from blockdraft.hub.folder import INDEX_NAME
+from blockdraft.models.draft.checkpoint import read_config, unlisted_files
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.config_reader import architecture_of, architectures_of
 from blockdraft.models.draft.speculators_layout import MARK
