@@ -36,14 +36,14 @@ _MAKERS: dict[str, Callable[[Any], Grammar]] = {
 class Toolbox:
     """The tools that the model is told of, which it may call, and how it writes a call.
 
-    `special_ids` are the marks of calls, as far as they are special tokens.
+    `mark_ids`: see Tokenizer.mark_ids.
     """
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
     syntax: AnySyntax
     parallel: bool = True
-    special_ids: Mapping[str, int] = field(default_factory=dict)
+    mark_ids: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
@@ -63,7 +63,7 @@ class Toolbox:
         return calls_grammar(
             *(self.tools, self.choice, self.syntax),
             parallel=self.parallel,
-            special=self.special_ids,
+            special=self.mark_ids,
         )
 
 
@@ -100,7 +100,7 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
         return None
     syntax = native_syntax(tokenizer) or TAGGED
     parallel = request.parallel_tool_calls is not False
-    return Toolbox(tools, choice, syntax, parallel, tokenizer.special_ids(syntax.marks))
+    return Toolbox(tools, choice, syntax, parallel, tokenizer.mark_ids(syntax.marks))
 
 
 def read_shape(
@@ -118,7 +118,7 @@ def read_shape(
     Args:
         thinks: a section of thinking has begun in the prompt; None if the model knows none.
         is_harmony: the model answers in the format of text/harmony.py.
-        special: the marks of thinking that are special tokens.
+        special: the marks of thinking that a grammar must name as tokens.
 
     Raises:
         RequestError: a shape is malformed, or there are several.

@@ -180,8 +180,8 @@ def calls_grammar(
     A named function is called once; otherwise there may be several calls if `parallel` and the
     syntax allow it. Without an obligation the answer is free, and what it holds is looked at
     afterwards (None), unless a function is `strict` or not allowed, or `parallel` is off: then the
-    grammar takes over where a call begins. `special` are those of the syntax's marks that are
-    special tokens, with their ids.
+    grammar takes over where a call begins. `special` are those of the syntax's marks that
+    are tokens for a grammar (Tokenizer.mark_ids).
 
     Raises:
         RequestError: a call that has no begin cannot be watched for.

@@ -230,7 +230,7 @@ def other(request, tmp_path_factory):
 
 def test_other_formats_calls_are_found_behind_thinking_and_in_it(other, monkeypatch):
     server, syntax = other
-    special = server.service.tokenizer.special_ids((*THINKING, *syntax.marks))
+    special = server.service.tokenizer.mark_ids((*THINKING, *syntax.marks))
     call = written(syntax, LOOKING)
     calls = [("look", LOOKING.arguments)]
     for text, thinking, content in (

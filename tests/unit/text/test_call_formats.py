@@ -184,16 +184,18 @@ def test_a_text_in_glm_s_tags_stands_as_it_is():
     assert joined([*parser.push(written(GLM, call)), *parser.close()]) == [call]
 
 
-def marking(marks, template=None):
+def marking(marks, template=None, *, kind="special"):
+    """A tokenizer to which the marks are text, tokens of their own, or special tokens."""
     backend = tiny_tokenizer()
-    backend.add_special_tokens({"additional_special_tokens": list(marks)})
+    if kind != "text":
+        backend.add_tokens(list(marks), special_tokens=kind == "special")
     backend.chat_template = template
     return Tokenizer(backend, [backend.eos_token_id])
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
-def is_special(request):
-    """Whether the marks of calls are special tokens."""
+@pytest.fixture(scope="module", params=["text", "tokens", "special"])
+def kind(request):
+    """What the marks of calls are."""
     return request.param
 
 
@@ -214,12 +216,12 @@ CHOICES = [
 
 @every_format
 @pytest.mark.parametrize(("options", "good", "bad"), CHOICES)
-def test_what_the_grammar_of_calls_accepts(syntax, is_special, options, good, bad):
-    tokenizer = marking(syntax.marks if is_special else ())
-    special = tokenizer.special_ids(syntax.marks)
-    assert bool(special) is is_special
+def test_what_the_grammar_of_calls_accepts(syntax, kind, options, good, bad):
+    tokenizer = marking(syntax.marks, kind=kind)
+    special = tokenizer.mark_ids(syntax.marks)
+    assert (len(tokenizer.encode(syntax.marks[0])) == 1) is (kind != "text")
     grammar = calls_grammar(parse_tools(STRICT), syntax=syntax, special=special, **options)
-    grammars = Grammars(tokenizer, TEXT_VOCAB_SIZE + len(special))
+    grammars = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8)
     is_free = options["choice"].mode == "auto"
 
     def fits(calls):
@@ -235,11 +237,11 @@ def test_what_the_grammar_of_calls_accepts(syntax, is_special, options, good, ba
         assert accepts(grammars, tokenizer, grammar, written(syntax, OLD) + " Done.") is False
 
 
-def test_mistral_may_name_a_call(is_special):
-    tokenizer = marking(MISTRAL.marks if is_special else ())
-    special = tokenizer.special_ids(MISTRAL.marks)
+def test_mistral_may_name_a_call(kind):
+    tokenizer = marking(MISTRAL.marks, kind=kind)
+    special = tokenizer.mark_ids(MISTRAL.marks)
     grammar = calls_grammar(TOOLS, ToolChoice("required"), MISTRAL, special=special)
-    grammars = Grammars(tokenizer, TEXT_VOCAB_SIZE + len(special))
+    grammars = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8)
     for call_id, is_good in (("a1B2c3D4e", True), ("a1B", False)):
         text = f"[TOOL_CALLS]wait-2[CALL_ID]{call_id}[ARGS]{{}}"
         assert accepts(grammars, tokenizer, grammar, text) is is_good
