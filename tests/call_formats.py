@@ -58,7 +58,7 @@ RESULTS = (
     + "<{{ id }}>{% endif %}{% endfor %}"
 )
 LISTED = (
-    TOOLS_SHOWN
+    TOOLS_SHOWN.replace("if tools", "if tools is not none")
     + TURNS
     + "{% if m.tool_calls is defined %}[TOOL_CALLS]GAP[{% for call in m.tool_calls %}"
     "{% set id = call.id %}"

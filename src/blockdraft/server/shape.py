@@ -53,10 +53,11 @@ class Toolbox:
     @property
     def begin(self) -> tuple[str, str] | None:
         """The mark at the begin of a call, and what follows it; None where there is no mark."""
-        for mark in self.syntax.openers:
-            behind = self.syntax.opening.removeprefix(mark) + self.syntax.before[:1]
-            return mark, behind.strip()
-        return None
+        syntax = self.syntax
+        if not syntax.openers:
+            return None
+        mark = syntax.openers[0]
+        return mark, (syntax.opening.removeprefix(mark) + syntax.before[:1]).strip()
 
     def grammar(self) -> Grammar | None:
         """See calls_grammar."""

@@ -237,7 +237,9 @@ class Tokenizer:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [self._as_template_has_it(message) for message in messages],
-                tools=None if tools is None else [dict(tool) for tool in tools],
+                # Some templates take an empty list for tools.
+                tools=[dict(tool) for tool in tools or ()] or None,
+                chat_template=None if tools is None else self.template_source,
                 tokenize=False,
                 **options,
             )

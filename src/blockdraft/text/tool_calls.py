@@ -87,11 +87,11 @@ _OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + _SPACE)
 
 
 class ToolCallParser(CallParser):
-    """Splits the text of one answer into text and calls.
+    """Splits the text of one answer into text and calls, whose arguments are JSON.
 
     A call is one from where its arguments begin, if it names a known function; what was handed out
     of it by then cannot be taken back. So the arguments of a call may be no JSON, or lack their
-    end. A call that is spelled in another order than the model was told comes
+    end. A call that is an object with its members in another order than the model was told comes
     when it is complete. Anything else stays text, word for word, and is handed out as soon as it
     cannot become a call. White space between calls is dropped. Without a begin, a call is at the
     start of the answer: then what begins with a brace is held back until it cannot be one. An

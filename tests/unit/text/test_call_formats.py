@@ -313,7 +313,8 @@ def test_what_clients_send_back_goes_into_the_template(name):
     if is_described:
         assert syntax.write("name", '{"argument": "value"}') + "[user]" in text
     assert "<tool_response>" not in text
-    assert "You may" not in tokenizer.decode(encode_tool_chat(tokenizer, CONVERSATION, []))
+    without = tokenizer.decode(encode_tool_chat(tokenizer, CONVERSATION, []))
+    assert without.startswith("[user]How old?")
 
 
 @pytest.mark.parametrize(

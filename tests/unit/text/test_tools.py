@@ -241,7 +241,7 @@ CONVERSATION = [
 ]
 
 
-@pytest.mark.parametrize("template", [QWEN, None])
+@pytest.mark.parametrize("template", [QWEN, {"default": "", "tool_use": QWEN}, None])
 def test_earlier_calls_need_no_tools_now(tokenizer, template):
     chosen = tokenizer if template is None else with_template(template)
     text = chosen.decode(encode_tool_chat(chosen, CONVERSATION, []))
