@@ -211,16 +211,16 @@ def calls_grammar(
             "this model's calls have no mark at their begin: where it need not call a tool, leave "
             "out strict, parallel_tool_calls and allowed_tools, or require a call"
         )
-    # Free text has no special tokens: the mark that is one must have its place.
+    # Free text has no special tokens: a mark that is one has its place, if it is not spelled.
     is_special = any(mark in syntax.opening for mark in special)
-    opening = f"opening: TEXT {marked(syntax.opening, special)}"
-    if not is_special:
-        opening = f"opening[lazy]: TEXT {quoted(syntax.watched)}"
+    as_tokens = f" | TEXT {marked(syntax.opening, special)}" if is_special else ""
     more = more if syntax.section else ""
     return lark(
         f"start: {'watched* TEXT' if several else 'watched | TEXT'}",
         f"watched: opening function {end} {more} {section_end}",
-        *(opening, r"TEXT: /(.|\n)*/", *([call] if more else [])),
+        f"opening: spelled{as_tokens}",
+        f"spelled[lazy]: TEXT {quoted(syntax.watched)}",
+        *(r"TEXT: /(.|\n)*/", *([call] if more else [])),
     )
 
 

@@ -237,6 +237,22 @@ def test_what_the_grammar_of_calls_accepts(syntax, kind, options, good, bad):
         assert accepts(grammars, tokenizer, grammar, written(syntax, OLD) + " Done.") is False
 
 
+@every_format
+def test_a_call_whose_mark_is_spelled_is_watched_too(syntax, kind):
+    """A mark that is a token may be written letter by letter, and the parser takes it as one."""
+    tokenizer = marking(syntax.marks, kind=kind)
+    marks = tokenizer.mark_ids(syntax.marks)
+    grammar = calls_grammar(parse_tools(STRICT), ToolChoice("auto"), syntax, special=marks)
+    state = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8).start(grammar)
+    opening = [one for letter in f"a{syntax.opening}" for one in tokenizer.encode(letter)]
+    for call, decisive, is_good in ((OLD, "90", True), (SING, "sing", False), (NONE, "x", False)):
+        text, *_ = inner(syntax, call).partition(decisive)
+        ids = [*opening, *tokenizer.encode(text + decisive)]
+        masks = (state.allowed(ids[:place], []) for place in range(len(ids)))
+        follows = (mask is None or mask[one] for mask, one in zip(masks, ids, strict=True))
+        assert all(follows) is is_good
+
+
 def test_mistral_may_name_a_call(kind):
     tokenizer = marking(MISTRAL.marks, kind=kind)
     special = tokenizer.mark_ids(MISTRAL.marks)
