@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from blockdraft.text.call_syntax import TAGGED
 from blockdraft.text.tool_calls import Arguments, CallStart
-from blockdraft.text.tools import TAGGED, parse_tools
+from blockdraft.text.tools import parse_tools
 from tests.schemas import SCHEMAS
 
 

@@ -5,9 +5,9 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from blockdraft.server.shape import Toolbox
+from blockdraft.text.call_syntax import JsonSyntax
 from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, ToolCallParser
 from blockdraft.text.tool_calls import Piece as Found
-from blockdraft.text.tools import JsonSyntax
 from blockdraft.text.xml_calls import XmlCallParser
 
 
@@ -50,11 +50,11 @@ class CallFinder:
     def __init__(self, toolbox: Toolbox, eos_ids: Set[int]) -> None:
         syntax, tools = toolbox.syntax, toolbox.callable_tools
         self.begin = toolbox.begin
-        self._parser: CallParser = (
-            ToolCallParser(syntax, [tool.name for tool in tools])
-            if isinstance(syntax, JsonSyntax)
-            else XmlCallParser(tools)
-        )
+        self._parser: CallParser
+        if isinstance(syntax, JsonSyntax):
+            self._parser = ToolCallParser(syntax, [tool.name for tool in tools])
+        else:
+            self._parser = XmlCallParser(tools, syntax.tags)
         # Where nothing but calls is allowed, text is what is left of one that was cut short.
         self._has_text = toolbox.choice.mode != "required"
         self._eos_ids = eos_ids

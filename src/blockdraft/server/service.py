@@ -198,7 +198,7 @@ class Service:
             return None, None
         # A text has no channels.
         is_harmony = bool(self._marks) and isinstance(request, ChatRequest)
-        special = self.tokenizer.special_thinking_ids
+        special = self.tokenizer.thinking_ids
         shape = await self.preparing.shape(
             lambda: read_shape(
                 request, toolbox, thinks=thinks, is_harmony=is_harmony, special=special
@@ -308,9 +308,9 @@ class Service:
 
     def _shown_ids(self, toolbox: Toolbox | None) -> frozenset[int]:
         """Special tokens that the parser looks for."""
-        of_calls = {} if toolbox is None else toolbox.special_ids
-        found = (self.tokenizer.special_thinking_ids, of_calls)
-        return self._marks.union(*(ids.values() for ids in found))
+        of_calls = {} if toolbox is None else toolbox.mark_ids
+        found = {**self.tokenizer.thinking_ids, **of_calls}
+        return self._marks | self.tokenizer.without_text(found.values())
 
     def _answer_parser(self, toolbox: Toolbox | None, thinks: bool | None) -> AnswerParser:
         if self._marks:

@@ -15,20 +15,11 @@ from blockdraft.server.protocol import (
     StructuredOutputs,
     ToolFields,
 )
+from blockdraft.text.call_syntax import TAGGED, calls_grammar, is_watched
 from blockdraft.text.harmony_grammar import FREE_TEXT, harmony_grammar
 from blockdraft.text.tokenizer import Tokenizer
-from blockdraft.text.tool_prompt import native_syntax
-from blockdraft.text.tools import (
-    CALL_MARKS,
-    TAGGED,
-    CallSyntax,
-    Tool,
-    ToolChoice,
-    calls_grammar,
-    is_watched,
-    parse_tool_choice,
-    parse_tools,
-)
+from blockdraft.text.tool_prompt import AnySyntax, native_syntax
+from blockdraft.text.tools import Tool, ToolChoice, parse_tool_choice, parse_tools
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _MAKERS: dict[str, Callable[[Any], Grammar]] = {
@@ -45,14 +36,14 @@ _MAKERS: dict[str, Callable[[Any], Grammar]] = {
 class Toolbox:
     """The tools that the model is told of, which it may call, and how it writes a call.
 
-    `special_ids` are the marks around a call, as far as they are special tokens.
+    `mark_ids`: see Tokenizer.mark_ids.
     """
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
-    syntax: CallSyntax
+    syntax: AnySyntax
     parallel: bool = True
-    special_ids: Mapping[str, int] = field(default_factory=dict)
+    mark_ids: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
@@ -62,16 +53,18 @@ class Toolbox:
     @property
     def begin(self) -> tuple[str, str] | None:
         """The mark at the begin of a call, and what follows it; None where there is no mark."""
-        mark = CALL_MARKS[0]
-        behind = self.syntax.begin.removeprefix(mark).strip()
-        return (mark, behind or "{") if self.syntax.begin.startswith(mark) else None
+        syntax = self.syntax
+        if not syntax.openers:
+            return None
+        mark = syntax.openers[0]
+        return mark, (syntax.opening.removeprefix(mark) + syntax.before[:1]).strip()
 
     def grammar(self) -> Grammar | None:
         """See calls_grammar."""
         return calls_grammar(
             *(self.tools, self.choice, self.syntax),
             parallel=self.parallel,
-            special=self.special_ids,
+            special=self.mark_ids,
         )
 
 
@@ -108,7 +101,7 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
         return None
     syntax = native_syntax(tokenizer) or TAGGED
     parallel = request.parallel_tool_calls is not False
-    return Toolbox(tools, choice, syntax, parallel, tokenizer.special_ids(CALL_MARKS))
+    return Toolbox(tools, choice, syntax, parallel, tokenizer.mark_ids(syntax.marks))
 
 
 def read_shape(
@@ -126,7 +119,7 @@ def read_shape(
     Args:
         thinks: a section of thinking has begun in the prompt; None if the model knows none.
         is_harmony: the model answers in the format of text/harmony.py.
-        special: the marks of thinking that are special tokens.
+        special: the marks of thinking that a grammar must name as tokens.
 
     Raises:
         RequestError: a shape is malformed, or there are several.

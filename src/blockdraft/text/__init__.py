@@ -31,11 +31,12 @@ on, and the rule of verification is the same.
   changes that.
 * A grammar that grows too complex on the way ends its request with an error, and no other request.
 
-Tools are text around grammars. `tools.py` checks them and writes the grammar: required and named
-calls parse unless they are cut short, with arguments that the function's schema accepts. With
-`auto` the answer is free, and `tool_calls.py` finds the calls in it while it streams, and hands out
-their arguments as they are written; what is not a call to a known function stays text. A `strict`
-function, or a single call at most, is kept by a grammar that takes over where a call begins.
-`tool_prompt.py` gives tools to a chat template whose way of writing calls is known; other models
-are told of them in a system message, and may use them badly.
+Tools are text around grammars. `tools.py` checks them. `call_syntax.py` has the ways of writing
+calls, and the grammar: required and named calls parse unless they are cut short, with arguments
+that the function's schema accepts. With `auto` the answer is free, and `tool_calls.py` finds the
+calls in it while it streams, and hands out their arguments as they are written; what is not a call
+to a known function stays text. A `strict` function, or a single call at most, is kept by a grammar
+that takes over where a call begins. `xml_calls.py` and `xml_syntax.py` do this for calls whose
+arguments have tags of their own. `tool_prompt.py` gives tools to a chat template whose way of
+writing calls is known; other models are told of them in a system message, and may use them badly.
 """

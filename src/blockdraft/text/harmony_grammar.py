@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from blockdraft.core.grammar import Grammar
+from blockdraft.text.call_syntax import json_rule, quoted
 from blockdraft.text.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, RECIPIENT, START
-from blockdraft.text.tools import Tool, json_rule, quoted
+from blockdraft.text.tools import Tool
 
 _THOUGHT = f'thought: {CHANNEL} "analysis" {MESSAGE} TEXT {END} {START} "assistant"'
 _CONSTRAINT = f'constraint: (" " {CONSTRAIN} "json" | " json")? {MESSAGE}'

@@ -3,6 +3,6 @@
 
 def num_begun(text: str, *marks: str) -> int:
     """Length of the longest end of a text that may begin a mark, none of them whole."""
-    longest = max(map(len, marks)) - 1
+    longest = max(map(len, marks), default=1) - 1
     lengths = range(min(longest, len(text)), 0, -1)
     return next((n for n in lengths if any(mark.startswith(text[-n:]) for mark in marks)), 0)

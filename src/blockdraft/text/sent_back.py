@@ -25,7 +25,7 @@ def as_sent_back(
         pieces = [*channels.push(tokenizer.decode_all(answer_ids)), *channels.close()]
     elif tokenizer.thinks:
         sections = ReasoningSplitter(begun=tokenizer.begins_thinking(asked_ids))
-        if shown_ids := frozenset(tokenizer.special_thinking_ids.values()):
+        if shown_ids := tokenizer.without_text(tokenizer.thinking_ids.values()):
             # Marks that are special tokens have no text unless they are asked for.
             decoder = StreamDecoder(tokenizer, shown_ids=shown_ids)
             text = "".join([*map(decoder.push, answer_ids), decoder.close()])

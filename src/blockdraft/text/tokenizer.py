@@ -171,16 +171,28 @@ class Tokenizer:
         start, end = map(self.encode_continuation, (START_OF_THINKING, END_OF_THINKING))
         return ThinkingMarks(tuple(start), tuple(end))
 
-    def special_ids(self, marks: Iterable[str]) -> dict[str, int]:
-        """Those of the marks that are special tokens, which have no text unless they are shown."""
+    def mark_ids(self, marks: Iterable[str]) -> dict[str, int]:
+        """Those of the marks that are no text for a grammar, which must name them as tokens.
+
+        These are special tokens, and added ones in angle brackets (the marks of Qwen3), which
+        llguidance takes for special too.
+        """
         added = self.backend.get_added_tokens_decoder()
-        found = {token.content: token_id for token_id, token in added.items() if token.special}
+        found = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
         return {mark: found[mark] for mark in marks if mark in found}
 
+    def without_text(self, token_ids: Iterable[int]) -> frozenset[int]:
+        """Those of the tokens that have no text unless they are shown."""
+        return frozenset(one for one in token_ids if not self.vocabulary.has_text(one))
+
     @cached_property
-    def special_thinking_ids(self) -> dict[str, int]:
-        """The marks around a section of thinking, as far as they are special tokens."""
-        return self.special_ids((START_OF_THINKING, END_OF_THINKING)) if self.thinks else {}
+    def thinking_ids(self) -> dict[str, int]:
+        """The marks around a section of thinking, as in `mark_ids`."""
+        return self.mark_ids((START_OF_THINKING, END_OF_THINKING)) if self.thinks else {}
 
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """True if a prompt ends where a section of thinking begins."""
@@ -225,7 +237,9 @@ class Tokenizer:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [self._as_template_has_it(message) for message in messages],
-                tools=None if tools is None else [dict(tool) for tool in tools],
+                # Some templates take an empty list for tools.
+                tools=[dict(tool) for tool in tools or ()] or None,
+                chat_template=None if tools is None else self.template_source,
                 tokenize=False,
                 **options,
             )

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, reduce
 from json import JSONDecoder
 from typing import Any, Literal
 
+from blockdraft.text.call_syntax import JsonSyntax
 from blockdraft.text.marks import num_begun
-from blockdraft.text.tools import JsonSyntax
 
 
 def _refuse(constant: str) -> None:
@@ -78,6 +79,7 @@ class CallParser:
         raise NotImplementedError
 
 
+_GAP = r"\s*+"
 _HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
 _SPACE = " \t\n\r"
 _OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + _SPACE)
@@ -85,11 +87,11 @@ _OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + _SPACE)
 
 
 class ToolCallParser(CallParser):
-    """Splits the text of one answer into text and calls.
+    """Splits the text of one answer into text and calls, whose arguments are JSON.
 
     A call is one from where its arguments begin, if it names a known function; what was handed out
     of it by then cannot be taken back. So the arguments of a call may be no JSON, or lack their
-    end. A call that is spelled in another order than the model was told comes
+    end. A call that is an object with its members in another order than the model was told comes
     when it is complete. Anything else stays text, word for word, and is handed out as soon as it
     cannot become a call. White space between calls is dropped. Without a begin, a call is at the
     start of the answer: then what begins with a brace is held back until it cannot be one. An
@@ -98,14 +100,18 @@ class ToolCallParser(CallParser):
 
     def __init__(self, syntax: JsonSyntax, names: Collection[str]) -> None:
         super().__init__()
-        self._begin, self._end = syntax.begin.strip(), syntax.end.strip()
-        self._key = syntax.arguments_key
-        self._head = re.compile(
-            rf'\s*\{{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"{self._key}"\s*:\s*(?=\{{)'
-        )
+        self._openers, self._end = syntax.openers, syntax.end.strip()
+        self._is_object = syntax.is_object
+        self._is_list = syntax.is_object and bool(syntax.section)
+        closers = ("" if syntax.is_object else syntax.close, syntax.end, syntax.section_end)
+        self._closers = [closer.strip() for closer in closers if closer]
+        self._key = syntax.arguments_key if syntax.is_object else ""
+        self._head, self._half_head = _head_patterns(syntax)
         self._names = frozenset(names)
+        self._opener = ""
+        """What a call begins with at the start of what is held."""
         self._state: Literal["text", "head", "arguments", "tail"] = (
-            "text" if self._begin else "head"
+            "text" if self._openers else "head"
         )
         self._steps = {
             "text": self._take_text,
@@ -126,7 +132,7 @@ class ToolCallParser(CallParser):
             self.are_whole = False
         if self._state in ("arguments", "tail"):
             return []
-        if not self._begin and self._state == "head" and (call := self._parse(self._held)):
+        if not self._openers and self._state == "head" and (call := self._parse(self._held)):
             return call
         text = self._without_half_call() if is_cut else self._gap + self._held
         if self._is_behind_call and not text.strip():
@@ -135,36 +141,51 @@ class ToolCallParser(CallParser):
 
     def _without_half_call(self) -> str:
         if self._state == "text":
-            num_held = num_begun(self._held, self._begin)
+            num_held = num_begun(self._held, *self._openers)
             # A single letter is too little to tell.
             return self._held[:-num_held] if num_held > 1 else self._held
-        is_half = self._begin or _HALF_BARE_CALL.match(self._held)
+        is_half = self._openers or _HALF_BARE_CALL.match(self._held)
         return "" if is_half else self._held
 
     def _take_text(self) -> list[Piece]:
         """Text before the next begin, or as much of it as cannot become one."""
-        start = self._held.find(self._begin) if self._begin else -1
-        end = start if start >= 0 else len(self._held) - num_begun(self._held, self._begin)
+        found = {self._held.find(opener): opener for opener in self._openers}
+        start = min((start for start in found if start >= 0), default=-1)
+        end = start if start >= 0 else len(self._held) - num_begun(self._held, *self._openers)
         text = self._held[:end]
         if self._is_behind_call and not text.strip() and start < 0:
             return []  # not yet certain: a call may follow, or the end
         self._held = self._held[end:]
         if start >= 0:
-            self._state, self._object, self._num_read = "head", _JsonObject(), 0
+            self._begin_head(found[start])
         if self._is_behind_call and not text.strip():
             self._gap = text
             return []
         self._is_behind_call = False
         return [text]
 
+    def _begin_head(self, opener: str) -> None:
+        self._opener = opener
+        self._state, self._object, self._num_read = "head", _JsonObject(), 0
+
     def _take_head(self) -> list[Piece]:
         """What leads up to the arguments, or a whole call if it is spelled in another way."""
-        found = self._head.match(self._held, len(self._begin))
-        if found is not None and found[1] in self._names:
+        if self._is_list and self._opener in self._openers:
+            rest = self._held[len(self._opener) :].lstrip(_SPACE)
+            if not rest:
+                return []
+            if rest.startswith("["):
+                self._opener = self._held[: len(self._held) - len(rest) + 1]
+        found = self._head.match(self._held, len(self._opener))
+        name = "" if found is None else next(filter(None, found.groups()), "")
+        if found is not None and name in self._names:
             self._held = self._held[found.end() :]
             self._state, self._object, self._gap = "arguments", _JsonObject(), ""
-            return [CallStart(found[1])]
-        if self._begin:
+            return [CallStart(name)]
+        if not self._is_object:
+            is_open = not found and self._half_head.fullmatch(self._held, len(self._opener))
+            return [] if is_open else self._take_as_text(len(self._opener))
+        if self._openers:
             return self._take_whole_call()
         start = self._held.lstrip()
         if start and not start.startswith("{"):
@@ -173,7 +194,7 @@ class ToolCallParser(CallParser):
 
     def _take_whole_call(self) -> list[Piece]:
         """A call that is complete; what cannot become one is text."""
-        start = len(self._begin)
+        start = len(self._opener)
         self._num_read += self._object.take(self._held[start + self._num_read :])
         if self._object.is_broken:
             return self._take_as_text(start)
@@ -186,8 +207,8 @@ class ToolCallParser(CallParser):
         call = self._parse(self._held[start : start + self._num_read])
         if not call or not rest.startswith(self._end):
             return self._take_as_text(length)
-        self._held, self._gap = self._held[length:], ""
-        self._state, self._is_behind_call = "text", True
+        self._held, self._gap = self._held[start + self._num_read - 1 :], ""
+        self._state = "tail"
         return call
 
     def _take_as_text(self, length: int) -> list[Piece]:
@@ -206,12 +227,24 @@ class ToolCallParser(CallParser):
 
     def _take_tail(self) -> list[Piece]:
         """What closes a call, or where text goes on without that."""
-        rest = self._held.lstrip(f"{_SPACE}}}")
-        if rest.startswith(",") and self._end:  # members behind the arguments
+        rest = self._held.lstrip(f"{_SPACE}}}" if self._is_object else _SPACE)
+        if self._is_list:
+            if rest.startswith(",") and "}" not in self._held[: -len(rest)]:
+                rest = rest.partition("}")[2].lstrip(_SPACE)  # members behind the arguments
+            if rest.startswith(","):
+                self._held = rest
+                self._begin_head(",")
+                return []
+        elif rest.startswith(",") and self._end:  # members behind the arguments
             rest = rest[rest.find(self._end) :] if self._end in rest else ""
-        if not rest or (rest != self._end and self._end.startswith(rest)):
+        if not rest:
             return []  # not yet certain
-        self._held = rest.removeprefix(self._end)
+        for closer in self._closers:
+            rest = rest.lstrip(_SPACE)
+            if rest != closer and closer.startswith(rest):
+                return []  # not yet certain
+            rest = rest.removeprefix(closer)
+        self._held = rest
         self._state, self._is_behind_call = "text", True
         return []
 
@@ -234,11 +267,34 @@ class ToolCallParser(CallParser):
             ValueError: a string holds no JSON.
         """
         if written is None or written == "null":
-            return "{}" if self._begin else ""
+            return "{}" if self._openers else ""
         if not written.startswith('"'):
             return written
         inside: str = read_json(written)
         return inside.strip() if isinstance(read_json(inside), dict) else ""
+
+
+@cache
+def _head_patterns(syntax: JsonSyntax) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What leads from an opener to the arguments, and what may become that where marks do."""
+    if syntax.is_object:
+        key = syntax.arguments_key
+        return re.compile(
+            rf'\s*\{{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"{key}"\s*:\s*(?=\{{)'
+        ), re.compile("")
+    begins = ([], _atoms(syntax.begin)) if syntax.section else ([],)
+    asides = ([], [*_atoms(syntax.aside[0]), "[A-Za-z0-9]*+"]) if syntax.aside else ([],)
+    before = [*_atoms(syntax.before), "([A-Za-z0-9_-]++)"]
+    behind = [_GAP, *_atoms(syntax.behind), _GAP]
+    heads = [[_GAP, *begin, _GAP, *before, *aside, *behind] for begin in begins for aside in asides]
+    halves = [reduce(lambda rest, atom: f"(?:{atom}{rest})?", reversed(head), "") for head in heads]
+    wholes = ["".join([*head, r"(?=\{)"]) for head in heads]
+    return re.compile("|".join(wholes)), re.compile("|".join(halves))
+
+
+def _atoms(text: str) -> list[str]:
+    """A pattern for each letter of marks, between which white space is no matter."""
+    return [_GAP if letter.isspace() else re.escape(letter) for letter in text]
 
 
 class _JsonObject:

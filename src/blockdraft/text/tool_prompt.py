@@ -2,32 +2,65 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from blockdraft.core.errors import ContextTooLong, RequestError
+from blockdraft.text.call_syntax import (
+    BARE,
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    KIMI,
+    MISTRAL,
+    MISTRAL_LIST,
+    TAGGED,
+    JsonSyntax,
+)
 from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.tokenizer import OPTIONAL_KEYS, TOOL_KEYS, Tokenizer
-from blockdraft.text.tools import BARE, TAGGED, CallSyntax, Tool
-from blockdraft.text.xml_syntax import XML
+from blockdraft.text.tools import Tool
+from blockdraft.text.xml_syntax import GLM, GLM_47, XML, XmlSyntax
+
+AnySyntax = JsonSyntax | XmlSyntax
+
+_SIGNS: tuple[tuple[tuple[str, ...], AnySyntax | None], ...] = (
+    (("<tool_call>", "<function=", "<parameter="), XML),
+    (("<tool_call>", "<function="), None),
+    (("<tool_call>", "</arg_key><arg_value>"), GLM_47),
+    (("<tool_call>", "<arg_key>"), GLM),
+    (("<tool_call>", '"arguments'), TAGGED),
+    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL),
+    (("[TOOL_CALLS] [",), replace(MISTRAL_LIST, section="[TOOL_CALLS] [")),
+    (("[TOOL_CALLS]",), MISTRAL_LIST),
+    # It leaves out the calls of a message that has a content, if only an empty one.
+    (("<｜tool▁sep｜>", "'assistant' and message['content'] is none"), None),
+    (("<｜tool▁sep｜>", "```json"), DEEPSEEK),
+    (("<｜tool▁sep｜>",), DEEPSEEK_V31),
+    (("<|tool_call_argument_begin|>",), KIMI),
+    (('"parameters": dictionary',), BARE),
+)
+"""What stands in a chat template that teaches a syntax; the first that fits is it."""
 
 _INSTRUCTIONS = """You may call these functions to answer. Each line describes one:
 {declarations}
 To call a function, write its name and its arguments in this form:
-{example}
+{example}"""
+_RESULTS = """
 The result comes back in the next message, between <tool_response> and </tool_response>."""
+_JOINS_ARGUMENTS = re.compile(r"\['arguments'\]\s*\+")
 
 
-def native_syntax(tokenizer: Tokenizer) -> CallSyntax | None:
-    """The syntax that the chat template teaches, if it shows tools in a way that is known here."""
-    source = tokenizer.template_source
-    if source is None or not re.search(r"\btools\b", source):
-        return None
-    if "<tool_call>" in source and "<function=" in source:
-        return XML if "<parameter=" in source else None
-    if "<tool_call>" in source and '"arguments' in source.replace('\\"', '"'):
-        return TAGGED
-    return BARE if '"parameters": dictionary' in source else None
+def native_syntax(tokenizer: Tokenizer) -> AnySyntax | None:
+    """The syntax that the chat template teaches, if it shows calls in a way that is known here."""
+    source = tokenizer.template_source or ""
+    found = (syntax for signs, syntax in _SIGNS if all(sign in source for sign in signs))
+    syntax = next(found, None)
+    return syntax if _shows_tools(source) or syntax in (DEEPSEEK, DEEPSEEK_V31) else None
+
+
+def _shows_tools(source: str) -> bool:
+    return re.search(r"\btools\b", source) is not None
 
 
 def encode_tool_chat(
@@ -43,13 +76,20 @@ def encode_tool_chat(
     `options` and `most` are those of Tokenizer.encode_chat. `tools` may be empty: earlier turns had
     some. Where the template does not know tools, they are described in a system message, or before
     the first question if it knows none. Calls are written out in the syntax TAGGED, and results
-    become messages of the user.
+    become messages of the user. DeepSeek's own templates know calls and results, and no tools.
 
     Raises:
         RequestError, ContextTooLong: as Tokenizer.encode_chat, or a call or a result is malformed.
     """
     messages = [_with_parsed_calls(message) for message in messages]
-    if native_syntax(tokenizer) is not None or harmony_marks(tokenizer):
+    syntax = native_syntax(tokenizer)
+    if syntax is not None or harmony_marks(tokenizer):
+        source = tokenizer.template_source or ""
+        if syntax is not None:
+            as_text = _JOINS_ARGUMENTS.search(source) is not None
+            messages = list(_fitted(messages, syntax.call_id, as_text=as_text))
+        if isinstance(syntax, JsonSyntax) and not _shows_tools(source):
+            messages = _described(messages, tools, syntax)
         declarations = [tool.declaration for tool in tools]
         return tokenizer.encode_chat(messages, options, tools=declarations, most=most)
     try:
@@ -95,27 +135,67 @@ def _parsed_call(call: object) -> dict[str, Any]:
     return {**call, "function": {"name": name, "arguments": arguments}}
 
 
+def _fitted(
+    messages: Sequence[Mapping[str, Any]], call_id: str, *, as_text: bool
+) -> Iterator[Mapping[str, Any]]:
+    """Calls with ids that the template takes, and their arguments as text if it takes these."""
+    ids: dict[object, str] = {}
+    num_calls = 0
+    for message in messages:
+        fitted = dict(message)
+        if "tool_calls" in message:
+            calls = fitted["tool_calls"] = []
+            for call in message["tool_calls"]:
+                name, arguments = call["function"]["name"], call["function"]["arguments"]
+                if call_id:
+                    ids[call.get("id")] = call_id.format(name=name, index=num_calls)
+                    call = {**call, "id": ids[call.get("id")]}
+                if as_text:
+                    text = json.dumps(arguments, ensure_ascii=False)
+                    call = {**call, "function": {"name": name, "arguments": text}}
+                calls.append(call)
+                num_calls += 1
+        if call_id and message.get("role") == "tool":
+            answered = message.get("tool_call_id")
+            if answered not in ids:  # the beginning of the conversation was cut off
+                name = message.get("name") or "unknown"
+                ids[answered] = call_id.format(name=name, index=num_calls)
+                num_calls += 1
+            fitted["tool_call_id"] = ids[answered]
+        yield fitted
+
+
 def _in_words(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, in_question: bool = False
-) -> list[dict[str, Any]]:
-    """The conversation for a template that knows nothing of tools.
-
-    in_question: what is said of them stands in the first message, whoever speaks there.
-    """
+) -> list[Mapping[str, Any]]:
+    """The conversation for a template that knows nothing of tools; see _described."""
     written = [_without_tools(message) for message in messages]
-    if not tools or not written:
-        return _joined_results(written)
+    return _joined_results(_described(written, tools, TAGGED, in_question=in_question))
+
+
+def _described(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool],
+    syntax: JsonSyntax,
+    *,
+    in_question: bool = False,
+) -> list[Mapping[str, Any]]:
+    """The conversation with a description of the tools.
+
+    in_question: it stands in the first message, whoever speaks there.
+    """
+    if not tools or not messages:
+        return list(messages)
     lines = [json.dumps(tool.declaration["function"], ensure_ascii=False) for tool in tools]
-    example = TAGGED.write("name", '{"argument": "value"}')
+    example = syntax.write("name", '{"argument": "value"}')
     words = _INSTRUCTIONS.format(declarations="\n".join(lines), example=example)
-    first = written[0]
+    words += _RESULTS if syntax is TAGGED else ""
+    first, *rest = messages
     if first.get("role") == "system":
-        written = [{**first, "content": f"{first['content']}\n\n{words}"}, *written[1:]]
-    elif in_question:
-        written = [{**first, "content": f"{words}\n\n{first['content']}"}, *written[1:]]
-    else:
-        written = [{"role": "system", "content": words}, *written]
-    return _joined_results(written)
+        return [{**first, "content": f"{first['content']}\n\n{words}"}, *rest]
+    if in_question:
+        return [{**first, "content": f"{words}\n\n{first['content']}"}, *rest]
+    return [{"role": "system", "content": words}, first, *rest]
 
 
 def _without_tools(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,9 +215,9 @@ def _without_tools(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": "\n".join([*text, *calls]) if calls else content, **optional}
 
 
-def _joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _joined_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Results that follow each other share a message: many templates want the roles in turns."""
-    joined: list[dict[str, Any]] = []
+    joined: list[Mapping[str, Any]] = []
     for message in messages:
         last = joined[-1] if joined else {}
         if all(str(m.get("content")).startswith("<tool_response>") for m in (last, message)):

@@ -1,9 +1,9 @@
-"""Tool calls as Qwen3-Coder and its followers write them: each argument between tags of its own.
+"""Tool calls with each argument between tags of its own, as Qwen3-Coder and GLM-4.5 write them.
 
-    <tool_call>
-    <function=look>
-    <parameter=name>
-    abc
+    <tool_call>                     <tool_call>look
+    <function=look>                 <arg_key>name</arg_key>
+    <parameter=name>                <arg_value>abc</arg_value>
+    abc                             </tool_call>
     </parameter>
     </function>
     </tool_call>
@@ -12,7 +12,9 @@ A text stands there as it is, everything else as JSON; which of the two, the fun
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from blockdraft.text.json_types import schema_types, value_types
@@ -21,9 +23,31 @@ from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece, 
 from blockdraft.text.tools import Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
-PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
 _LONGEST_TAG = 256
+_NAME = re.compile(r"[A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands in a call.
+
+    function, name_end: around the name; `end_of_function` is what closes it. Empty where the tag
+    around a call is enough. parameter, key_end, value: around the key of an argument.
+    end_of_parameter: what closes its value. margin: what stands on both sides of a value.
+    """
+
+    function: str
+    name_end: str
+    end_of_function: str
+    parameter: str
+    key_end: str
+    value: str
+    end_of_parameter: str
+    margin: str
+
+
+QWEN_TAGS = Tags("<function=", ">", "</function>", "<parameter=", "", ">", "</parameter>", "\n")
+GLM_TAGS = Tags("", "", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
 
 _STRING = frozenset({"string"})
 _SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
@@ -33,13 +57,14 @@ _SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 class XmlCallParser(CallParser):
     """Splits the text of one answer into text and calls, as ToolCallParser does.
 
-    A call is one from the tag with the name of a known function on; the tag around it may be left
-    out, as some models do. Its arguments become a JSON object while they are written. In a call,
-    what is no parameter is left out. `are_whole` is false where the answer ends in a call.
+    A call is one from the name of a known function on; the tag around it may be left out, as some
+    models do, if the name has a tag too. Its arguments become a JSON object while they are written.
+    In a call, what is no parameter is left out. `are_whole` is false where the answer ends in one.
     """
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], tags: Tags = QWEN_TAGS) -> None:
         super().__init__()
+        self._tags = tags
         self._tools = {tool.name: tool for tool in tools}
         self._state: Literal["text", "function", "parameter", "tail"] = "text"
         self._steps = {
@@ -103,44 +128,47 @@ class XmlCallParser(CallParser):
 
     def _head_at(self, start: int) -> tuple[int, str | None] | None:
         """The end and the name of a head; no name if it may become one; None if it cannot."""
-        held, open_end = self._held, len(self._held)
+        held, open_end, function = self._held, len(self._held), self._tags.function
         if held.startswith(BEGIN, start):
             start += len(BEGIN)
             while start < open_end and held[start].isspace():
                 start += 1
         elif BEGIN.startswith(held[start:]):
             return open_end, None
-        if FUNCTION.startswith(held[start:]):
-            return open_end, None
-        if not held.startswith(FUNCTION, start):
+        elif not function:
             return None
-        name_start = start + len(FUNCTION)
-        end = held.find(">", name_start)
-        if end < 0:
-            begun = held[name_start:]
-            return (open_end, None) if any(n.startswith(begun) for n in self._tools) else None
-        name = held[name_start:end]
-        return (end + 1, name) if name in self._tools else None
+        if function.startswith(held[start:]):
+            return open_end, None
+        found = _NAME.match(held, start + len(function))
+        if found is None or not held.startswith(function, start):
+            return None
+        name, end = found[0], found.end()
+        if end == open_end:
+            return (open_end, None) if any(n.startswith(name) for n in self._tools) else None
+        is_call = name in self._tools and held[end] in (self._tags.name_end or "\n<")
+        return (end, name) if is_call else None
 
     def _take_function(self) -> Iterator[Piece]:
         """What stands between parameters: the tag of the next one, or the end."""
+        parameter, end_of_function = self._tags.parameter, self._tags.end_of_function
         while (start := self._held.find("<")) >= 0:
             self._held = self._held[start:]
-            for mark in (END_OF_FUNCTION, END):
-                if self._held.startswith(mark):
-                    self._held = self._held[len(mark) :] if mark == END_OF_FUNCTION else self._held
+            for mark in (end_of_function, END):
+                if mark and self._held.startswith(mark):
+                    self._held = self._held[len(mark) :] if mark != END else self._held
                     self._state = "tail"
                     yield Arguments("}")
                     return
-            if self._held.startswith(PARAMETER):
-                end = self._held.find(">", 0, _LONGEST_TAG)
+            if self._held.startswith(parameter):
+                end = self._held.find(self._tags.value, 0, _LONGEST_TAG)
                 if end >= 0:
-                    yield self._begin_parameter(self._held[len(PARAMETER) : end])
-                    self._held = self._held[end + 1 :]
+                    key = self._held[len(parameter) : end].partition("</")[0]
+                    yield self._begin_parameter(key)
+                    self._held = self._held[end + len(self._tags.value) :]
                     return
                 if len(self._held) < _LONGEST_TAG:
                     return
-            elif any(mark.startswith(self._held) for mark in (PARAMETER, END_OF_FUNCTION, END)):
+            elif any(mark.startswith(self._held) for mark in (parameter, end_of_function, END)):
                 return
             self._held = self._held[1:]
         self._held = ""
@@ -162,19 +190,19 @@ class XmlCallParser(CallParser):
         if not self._is_begun:
             if not self._held:
                 return
-            self._held = self._held.removeprefix("\n")
+            self._held = self._held.removeprefix(self._tags.margin)
             self._is_begun = True
-        end = self._held.find(END_OF_PARAMETER)
+        margin, end_mark = self._tags.margin, self._tags.end_of_parameter
+        end = self._held.find(end_mark)
         is_text = self._types == _STRING
         if end >= 0:
-            value = self._held[:end].removesuffix("\n")
-            self._held = self._held[end + len(END_OF_PARAMETER) :]
+            value = self._held[:end].removesuffix(margin)
+            self._held = self._held[end + len(end_mark) :]
             self._state = "function"
             yield Arguments(f'{_quoted(value)[1:-1]}"' if is_text else _as_json(value, self._types))
         elif is_text:
             # The newline before the end is no part of the value.
-            marks = (f"\n{END_OF_PARAMETER}", END_OF_PARAMETER)
-            length = len(self._held) - num_begun(self._held, *marks)
+            length = len(self._held) - num_begun(self._held, f"{margin}{end_mark}", end_mark)
             value, self._held = self._held[:length], self._held[length:]
             if value:
                 yield Arguments(_quoted(value)[1:-1])

@@ -1,19 +1,14 @@
-"""The grammar of calls as Qwen3-Coder writes them, see text/xml_calls.py."""
+"""The grammar of calls with tags for each argument, see text/xml_calls.py."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blockdraft.core.errors import RequestError
+from blockdraft.text.call_syntax import CallSyntax, json_rule, marked, quoted
 from blockdraft.text.json_types import Schema, resolve, schema_types, subschemas
-from blockdraft.text.tools import Tool, json_rule, quoted
-from blockdraft.text.xml_calls import (
-    BEGIN,
-    END,
-    END_OF_FUNCTION,
-    END_OF_PARAMETER,
-    FUNCTION,
-    PARAMETER,
-)
+from blockdraft.text.tools import Tool
+from blockdraft.text.xml_calls import BEGIN, END, GLM_TAGS, QWEN_TAGS, Tags
 
 _DEFINITIONS = ("$defs", "definitions")
 _OF_OBJECTS = frozenset(
@@ -27,15 +22,24 @@ _OF_TEXTS = frozenset({"minLength", "maxLength", "pattern", "format", "allOf", "
 """Keywords that restrict a text in ways that cannot be kept here."""
 
 
-class XmlSyntax:
-    """A CallSyntax. A text stands as it is, up to the end of its parameter; the rest is JSON."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XmlSyntax(CallSyntax):
+    """A text stands as it is, up to the end of its parameter; the rest is JSON.
 
-    begin = f"{BEGIN}\n{FUNCTION}"
-    mark = FUNCTION
-    end = f"\n{END}"
+    `gap` is what stands between tags.
+    """
 
-    def function_rules(self, rule: str, tool: Tool) -> list[str]:
+    tags: Tags
+    gap: str = "\n"
+
+    @property
+    def watched(self) -> str:
         """See CallSyntax."""
+        return self.tags.function or self.opening
+
+    def function_rules(self, rule: str, tool: Tool, special: Mapping[str, int]) -> list[str]:
+        """See CallSyntax."""
+        tags, gap = self.tags, self.gap
         unknown = sorted(tool.parameters.keys() - _OF_OBJECTS)
         properties = tool.parameters.get("properties") or {}
         required = tool.parameters.get("required") or []
@@ -45,40 +49,60 @@ class XmlSyntax:
             raise _not_kept(tool, "its properties or what is required of them is malformed")
         if any(name not in properties for name in map(str, required)):
             raise _not_kept(tool, "its schema has required without properties of these names")
-        parts, rules = [], [rf"{rule}_text[lazy]: /(.|\n)*/ {quoted(END_OF_PARAMETER)}"]
+        end = tags.end_of_parameter
+        lazy = "" if end in special else "[lazy]"
+        rules = [
+            rf"{rule}_text{lazy}: /(.|\n)*/ {marked(end, special)}",
+            f"{rule}_end: {marked(tags.margin + end, special)}",
+        ]
+        parts = []
         for index, (name, schema) in enumerate(properties.items()):
-            if ">" in name or "\n" in name:
+            if any(sign in name for sign in (">", "</", "\n")):
                 raise _not_kept(tool, f"{name!r:.60} cannot stand in a tag")
             parts.append(f"{rule}_{index}" + ("" if name in required else "?"))
-            value = " | ".join(_values(tool, name, schema, f"{rule}_text"))
-            rules.append(f'{rule}_{index}: {quoted(f"{PARAMETER}{name}>")} "\\n" ({value}) "\\n"')
-        inner = " ".join([quoted(f"{tool.name}>\n"), *parts, quoted(END_OF_FUNCTION)])
+            key = f"{tags.parameter}{name}{tags.key_end}{gap if tags.key_end else ''}{tags.value}"
+            value = " | ".join(_values(tool, name, schema, rule, end))
+            key_mark, gap_mark = marked(key + tags.margin, special), marked(gap, special)
+            rules.append(f"{rule}_{index}: {key_mark} ({value}) {gap_mark}")
+        head = marked(f"{tool.name}{tags.name_end}{gap}", special)
+        inner = " ".join([head, *parts, marked(tags.end_of_function, special)])
         return [f"{rule}: {inner}", *(rules if parts else [])]
 
 
-XML = XmlSyntax()
+_MARKS = (BEGIN, END)
+XML = XmlSyntax(
+    marks=_MARKS, begin=f"{BEGIN}\n{QWEN_TAGS.function}", end=f"\n{END}", tags=QWEN_TAGS
+)
+"""Of Qwen3-Coder."""
+GLM = XmlSyntax(
+    marks=(*_MARKS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    begin=BEGIN,
+    end=END,
+    tags=GLM_TAGS,
+)
+"""Of GLM-4.5 and 4.6."""
+GLM_47 = replace(GLM, gap="", between="")
 
 
-def _values(tool: Tool, name: str, schema: Any, text_rule: str) -> Iterator[str]:
-    """What may stand for a parameter, up to its end."""
+def _values(tool: Tool, name: str, schema: Any, rule: str, end: str) -> Iterator[str]:
+    """What may stand for a parameter, up to its end; for the rules see function_rules."""
     root = tool.parameters
-    end = quoted(f"\n{END_OF_PARAMETER}")
     if isinstance(schema, Mapping) and "$ref" in schema:
         schema = resolve(schema["$ref"], root)
     types = schema_types(schema, root)
     if not isinstance(schema, Mapping) or not types or "string" not in types:
         definitions = {key: root[key] for key in _DEFINITIONS if key in root}
         given = dict(schema) if isinstance(schema, Mapping) else {}
-        yield f"{json_rule({**given, **definitions})} {end}"
+        yield f"{json_rule({**given, **definitions})} {rule}_end"
         return
     if words := _words(schema):
-        if any(END_OF_PARAMETER in word for word in words):
+        if any(end in word for word in words):
             raise _not_kept(tool, f"a value of {name!r:.60} looks like the end of a parameter")
-        yield f"({' | '.join(map(quoted, words))}) {end}"
+        yield f"({' | '.join(map(quoted, words))}) {rule}_end"
     elif types == {"string"} or types == {"string", "null"}:
         if restricted := sorted(_restrictions(schema, root)):
             raise _not_kept(tool, f"{name!r:.60} is a text with {restricted[0]}")
-        yield text_rule
+        yield f"{rule}_text"
     else:
         raise _not_kept(tool, f"{name!r:.60} may be a text or something else")
 

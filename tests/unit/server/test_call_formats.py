@@ -1,4 +1,4 @@
-"""Qwen3-Coder's and gpt-oss's formats over HTTP: the same parts in chats, responses, messages."""
+"""The formats of calls over HTTP: the same parts in chats, responses, messages."""
 
 import json
 from typing import Any
@@ -10,10 +10,13 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from blockdraft import Grammar
 from blockdraft.server.shape import Shape
+from blockdraft.text.call_syntax import marked
+from tests.call_formats import FORMATS, TEMPLATES, written
 from tests.schemas import SCHEMAS
 from tests.serving import MODEL, running_server
 from tests.small_llm import load_llm
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
+from tests.tools import ToolCall
 
 LOOK = {"name": "abc", "age": 3}
 FUNCTION = {"name": "look", "description": "Looks.", "parameters": SCHEMAS["object"]}
@@ -206,3 +209,99 @@ def test_gpt_oss_makes_the_calls_that_must_be_made(oss):
         _, text, calls, end = chat(oss, **toward(oss, "c"), tools=tools + more, tool_choice=choice)
         assert (text, end) == ("", "tool_calls")
         assert [(name, json.loads(text)) for name, text in calls] == [("look", {"kind": "red"})]
+
+
+THINKING = ["<think>", "</think>"]
+LOOKING, WAITING = ToolCall("look", json.dumps(LOOK)), ToolCall("wait", "{}")
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def other(request, tmp_path_factory):
+    """A server of a model that thinks, and the syntax of its calls.
+
+    The marks are special tokens, as many of them as the tiny vocabulary has room for.
+    """
+    syntax, template = FORMATS[request.param], TEMPLATES[request.param]
+    root = tmp_path_factory.mktemp("other")
+    marks = [*THINKING, *syntax.marks][:7]
+    with serve(root, template + "[assistant]<think>{# </think> #}", marks=marks) as running:
+        yield running, syntax
+
+
+def test_other_formats_calls_are_found_behind_thinking_and_in_it(other, monkeypatch):
+    server, syntax = other
+    special = server.service.tokenizer.mark_ids((*THINKING, *syntax.marks))
+    call = written(syntax, LOOKING)
+    calls = [("look", LOOKING.arguments)]
+    for text, thinking, content in (
+        (f"hm{call}</think>Well.\n{call}", f"hm{call}", "Well.\n"),
+        (f"hm\n{call}", "hm", ""),
+    ):
+        answering(monkeypatch, marked(text, special))
+        assert chat(server) == (thinking, content, calls, "tool_calls")
+    answering(monkeypatch, marked(f"</think>Well. {written(syntax, LOOKING, WAITING)}", special))
+    tools = [*ASK["tools"], {"type": "function", "function": {"name": "wait"}}]
+    both = [*calls, ("wait", "{}")]
+    assert chat(server, tools=tools) == (None, "Well. ", both, "tool_calls")
+    answering(monkeypatch, marked(f"</think>Well. {call}", special))
+    assert blocks(server) == (["message", "function_call"], ["text", "tool_use"])
+
+
+def test_other_formats_calls_are_made_where_they_must_be(other):
+    server, _ = other
+    end = server.service.tokenizer.backend.token_to_id("</think>")
+    named = {"type": "function", "function": {"name": "look"}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": KIND}}]
+    for choice in ("required", named):
+        _, text, calls, reason = chat(
+            server,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            logit_bias={str(end): 100.0},
+        )
+        assert (text, reason) == ("", "tool_calls")
+        assert [(name, json.loads(given)) for name, given in calls] == [("look", {"kind": "red"})]
+
+
+def test_other_formats_calls_are_sent_back_on_every_route(other):
+    server, syntax = other
+    used = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": LOOK}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "tall"}
+    call = {"id": "call_1", "type": "function"}
+    called = {**call, "function": {"name": "look", "arguments": json.dumps(LOOK)}}
+    item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": json.dumps(LOOK)}
+    output = {"type": "function_call_output", "call_id": "c", "output": "tall"}
+    messages = [
+        *ASK["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "tall"},
+    ]
+    counted = server.post("/tokenize", messages=messages, tools=ASK["tools"]).json()
+    text = server.service.tokenizer.decode_all(counted["tokens"])
+    assert syntax.openers[-1] in text
+    assert "tall" in text
+    usage = server.post("/v1/chat/completions", **{**ASK, "messages": messages, "max_tokens": 1})
+    assert usage.json()["usage"]["prompt_tokens"] == counted["count"]
+    answer = server.post(
+        "/v1/responses",
+        model=MODEL,
+        input=[{"role": "user", "content": "the abc"}, item, output],
+        tools=[{"type": "function", **FUNCTION}],
+        max_output_tokens=1,
+    )
+    assert answer.json()["usage"]["input_tokens"] == counted["count"]
+    tool = {"name": "look", "description": "Looks.", "input_schema": SCHEMAS["object"]}
+    message = server.post(
+        "/v1/messages",
+        model=MODEL,
+        messages=[
+            *ASK["messages"],
+            {"role": "assistant", "content": [used]},
+            {"role": "user", "content": [result]},
+        ],
+        tools=[tool],
+        max_tokens=1,
+    )
+    read = message.json()["usage"]
+    assert read["input_tokens"] + read["cache_read_input_tokens"] == counted["count"]

@@ -10,7 +10,7 @@ import pytest
 
 from blockdraft.core.thinking import ThinkingMarks
 from blockdraft.server.service import Service
-from blockdraft.text.tools import TAGGED
+from blockdraft.text.call_syntax import TAGGED
 from tests.schemas import SCHEMAS
 from tests.serving import MODEL, chat_body, running_server, saying
 from tests.small_llm import load_llm

@@ -7,7 +7,8 @@ import pytest
 from blockdraft.server.calls import Call, CallFinder
 from blockdraft.server.parts import MarkedParser, join_parts
 from blockdraft.server.shape import Toolbox
-from blockdraft.text.tools import BARE, TAGGED, ToolChoice
+from blockdraft.text.call_syntax import BARE, TAGGED
+from blockdraft.text.tools import ToolChoice
 from blockdraft.text.xml_syntax import XML
 from tests.tools import LOOK_CALL, TOOLS, TWO_CALLS, WAIT_CALL, written
 

@@ -11,7 +11,7 @@ import pytest
 
 from blockdraft.server.responses_api.convert import chat_request
 from blockdraft.server.responses_api.schema import ResponsesRequest
-from blockdraft.text.tools import TAGGED
+from blockdraft.text.call_syntax import TAGGED
 from tests.schemas import SCHEMAS
 from tests.serving import (
     MODEL,

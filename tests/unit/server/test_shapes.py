@@ -10,10 +10,10 @@ from blockdraft.core.thinking import END_OF_THINKING as END
 from blockdraft.core.thinking import START_OF_THINKING as START
 from blockdraft.server.protocol import ChatRequest
 from blockdraft.server.shape import read_shape, read_toolbox
+from blockdraft.text.call_syntax import TAGGED
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import ToolCallParser
-from blockdraft.text.tools import CALL_MARKS, TAGGED
 from tests.grammars import accepts
 from tests.grammars import grammars as grammars
 from tests.grammars import tokenizer as tokenizer
@@ -233,7 +233,12 @@ SAID = [
     ("a < b <tool", "a < b <tool", [], "stop"),
     (written("look", "[1]"), written("look", "[1]"), [], "stop"),
     (written("look", "{no}"), "", [{"name": "look", "arguments": "{no}"}], "stop"),
-    (f'<tool_call>{TAGGED.head("look")}{{"a', "", [{"name": "look", "arguments": '{"a'}], "stop"),
+    (
+        f'<tool_call>{TAGGED.before}look{TAGGED.behind}{{"a',
+        "",
+        [{"name": "look", "arguments": '{"a'}],
+        "stop",
+    ),
 ]
 
 
@@ -309,17 +314,19 @@ XML_WAIT = "<tool_call>\n<function=wait>\n</function>\n</tool_call>"
 
 @pytest.mark.parametrize(("fields", "good", "bad"), TOOLBOXES)
 @pytest.mark.parametrize("template", ["", "{{ tools }}<tool_call><function=<parameter="])
-def test_marks_that_are_special_tokens_are_written_as_such(fields, good, bad, template):
+@pytest.mark.parametrize("is_special", [True, False], ids=["special", "added"])
+def test_marks_that_are_tokens_are_written_as_such(fields, good, bad, template, is_special):
     inner = tiny_tokenizer()
-    inner.add_special_tokens({"additional_special_tokens": [START, END, *CALL_MARKS]})
+    inner.add_tokens([START, END, *TAGGED.marks], special_tokens=is_special)
     inner.chat_template = f"{template}{{# {END} #}}"
     marking = Tokenizer(inner, [inner.eos_token_id])
     # Texts with a length cannot be kept in tags.
     tools = [declared(name, "empty object") for name in PARAMETERS] if template else TOOLS
     request = ChatRequest.model_validate({**chat_body(), "tools": tools, **fields})
     toolbox = read_toolbox(request, marking)
-    special = marking.special_thinking_ids
-    assert (set(special), set(toolbox.special_ids)) == ({START, END}, set(CALL_MARKS))
+    special = marking.thinking_ids
+    assert (set(special), set(toolbox.mark_ids)) == ({START, END}, set(TAGGED.marks))
+    assert len(marking.without_text(special.values())) == 2 * is_special
     grammars = Grammars(marking, TEXT_VOCAB_SIZE)
     if template and good is not None:
         good, bad = (text.replace(written("wait", "{}"), XML_WAIT) for text in (good, bad))

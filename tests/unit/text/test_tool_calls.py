@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from blockdraft.text.call_syntax import BARE, TAGGED
 from blockdraft.text.tool_calls import Arguments, CallStart, ToolCallParser
-from blockdraft.text.tools import BARE, TAGGED
 from tests.tools import (
     LOOK_CALL,
     NAMES,
@@ -98,7 +98,7 @@ FRAGMENTS = [
 def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax, is_cut):
     draw, num_with_calls = random.Random(0), 0
     for _ in range(3000):
-        begin = draw.choice(["", f"{syntax.begin}{syntax.head('look')}{{"])
+        begin = draw.choice(["", f"{syntax.begin}{syntax.before}look{syntax.behind}{{"])
         text = begin + "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 14)))
         at_once, bit_by_bit = ToolCallParser(syntax, NAMES), ToolCallParser(syntax, NAMES)
         whole = joined([*at_once.push(text), *at_once.close(is_cut=is_cut)])

@@ -8,17 +8,11 @@ import pytest
 
 from blockdraft import RequestError, SamplingParams
 from blockdraft.core.request import MAX_TOOLS
+from blockdraft.text.call_syntax import BARE, TAGGED, calls_grammar
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
-from blockdraft.text.tools import (
-    BARE,
-    TAGGED,
-    ToolChoice,
-    calls_grammar,
-    parse_tool_choice,
-    parse_tools,
-)
+from blockdraft.text.tools import ToolChoice, parse_tool_choice, parse_tools
 from blockdraft.text.xml_syntax import XML
 from tests.grammars import accepts
 from tests.grammars import grammars as grammars
@@ -247,7 +241,7 @@ CONVERSATION = [
 ]
 
 
-@pytest.mark.parametrize("template", [QWEN, None])
+@pytest.mark.parametrize("template", [QWEN, {"default": "", "tool_use": QWEN}, None])
 def test_earlier_calls_need_no_tools_now(tokenizer, template):
     chosen = tokenizer if template is None else with_template(template)
     text = chosen.decode(encode_tool_chat(chosen, CONVERSATION, []))

@@ -9,9 +9,10 @@ import pytest
 
 from blockdraft import RequestError, SamplingParams
 from blockdraft.text import json_types
+from blockdraft.text.call_syntax import calls_grammar
 from blockdraft.text.json_types import resolve, schema_types
 from blockdraft.text.tool_calls import Arguments, CallStart
-from blockdraft.text.tools import ToolChoice, calls_grammar, parse_tools
+from blockdraft.text.tools import ToolChoice, parse_tools
 from blockdraft.text.xml_calls import XmlCallParser
 from blockdraft.text.xml_syntax import XML
 from tests.grammars import accepts

@@ -1,0 +1,120 @@
+"""Calls as Mistral, DeepSeek, Kimi and GLM write them, and templates like the published ones."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from blockdraft.text.call_syntax import (
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    KIMI,
+    MISTRAL,
+    MISTRAL_LIST,
+    JsonSyntax,
+)
+from blockdraft.text.xml_syntax import GLM, GLM_47
+
+SPACED_LIST = replace(MISTRAL_LIST, section="[TOOL_CALLS] [")
+FORMATS: dict[str, Any] = {
+    "list": MISTRAL_LIST,
+    "spaced list": SPACED_LIST,
+    "mistral": MISTRAL,
+    "deepseek": DEEPSEEK,
+    "deepseek 3.1": DEEPSEEK_V31,
+    "kimi": KIMI,
+    "glm": GLM,
+    "glm 4.7": GLM_47,
+}
+
+
+def inner(syntax, call, index=0):
+    if isinstance(syntax, JsonSyntax):
+        aside = f":{index}" if syntax is KIMI else ""
+        return f"{syntax.before}{call.name}{aside}{syntax.behind}{call.arguments}{syntax.close}"
+    gap = syntax.gap
+    items = json.loads(call.arguments).items()
+    found = (
+        f"<arg_key>{key}</arg_key>{gap}<arg_value>"
+        f"{value if isinstance(value, str) else json.dumps(value)}</arg_value>{gap}"
+        for key, value in items
+    )
+    return f"{call.name}{gap}{''.join(found)}"
+
+
+def written(syntax, *calls):
+    inside = (f"{syntax.begin}{inner(syntax, c, i)}{syntax.end}" for i, c in enumerate(calls))
+    return f"{syntax.section}{syntax.between.join(inside)}{syntax.section_end}"
+
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+TOOLS_SHOWN = "{% if tools %}TOOLS:{{ tools | tojson }}{% endif %}"
+NINE = (
+    "{% if id | length != 9 %}{{ raise_exception('Tool call IDs should be 9 characters') }}"
+    "{% endif %}"
+)
+RESULTS = (
+    "{% if m.role == 'tool' %}{% set id = m.tool_call_id %}"
+    + NINE
+    + "<{{ id }}>{% endif %}{% endfor %}"
+)
+LISTED = (
+    TOOLS_SHOWN.replace("if tools", "if tools is not none")
+    + TURNS
+    + "{% if m.tool_calls is defined %}[TOOL_CALLS]GAP[{% for call in m.tool_calls %}"
+    "{% set id = call.id %}"
+    + NINE
+    + '{{ (call.function | tojson)[:-1] }}, "id": "{{ id }}"}{{ \', \' if not loop.last }}'
+    "{% endfor %}]{% endif %}" + RESULTS
+)
+NAMED = (
+    TOOLS_SHOWN
+    + TURNS
+    + "{% for call in m.tool_calls or [] %}{% set id = call.id %}"
+    + NINE
+    + "[TOOL_CALLS]{{ call.function.name }}[CALL_ID]{{ id }}[ARGS]"
+    "{{ call['function']['arguments'] | tojson }}{% endfor %}" + RESULTS
+)
+DEEPSEEK_TURNS = (
+    TURNS + "{% set message = m %}{% if message['role'] == 'assistant' and message['tool_calls'] %}"
+    "<｜tool▁calls▁begin｜>{% for tool in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + HEAD"
+    " + tool['function']['arguments'] + 'TAIL<｜tool▁call▁end｜>' }}"
+    "{{ 'BETWEEN' if not loop.last }}{% endfor %}<｜tool▁calls▁end｜>{% endif %}{% endfor %}"
+)
+V31 = (
+    DEEPSEEK_TURNS.replace("HEAD", "tool['function']['name'] + '<｜tool▁sep｜>'")
+    .replace("TAIL", "")
+    .replace("BETWEEN", "")
+)
+V3 = (
+    DEEPSEEK_TURNS.replace(
+        "HEAD", r"tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\n```json\n'"
+    )
+    .replace("TAIL", r"\n```")
+    .replace("BETWEEN", r"\n")
+)
+K2 = (
+    TOOLS_SHOWN + TURNS + "{% if m.tool_calls %}<|tool_calls_section_begin|>"
+    "{% for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+    "{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+    "<|tool_calls_section_end|>{% endif %}"
+    "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}{% endif %}{% endfor %}"
+)
+GLM_TURNS = (
+    TOOLS_SHOWN
+    + TURNS
+    + "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}GAP"
+    "{% for k, v in call.function.arguments.items() %}<arg_key>{{ k }}</arg_key>GAP"
+    "<arg_value>{{ v if v is string else v | tojson }}</arg_value>GAP{% endfor %}</tool_call>"
+    "{{ 'BETWEEN' if not loop.last }}{% endfor %}{% endfor %}"
+)
+TEMPLATES = {
+    "list": LISTED.replace("GAP", ""),
+    "spaced list": LISTED.replace("GAP", " "),
+    "mistral": NAMED,
+    "deepseek": V3,
+    "deepseek 3.1": V31,
+    "kimi": K2,
+    "glm": GLM_TURNS.replace("GAP", "\n").replace("BETWEEN", r"\n"),
+    "glm 4.7": GLM_TURNS.replace("GAP", "").replace("BETWEEN", ""),
+}
+"""They write calls that are sent back as the model writes them."""

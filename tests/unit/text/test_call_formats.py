@@ -1,0 +1,344 @@
+"""Calls as Mistral, DeepSeek, Kimi and GLM write them: found, forced, and written back."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from blockdraft import RequestError
+from blockdraft.text.call_syntax import (
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    KIMI,
+    MISTRAL,
+    MISTRAL_LIST,
+    JsonSyntax,
+    calls_grammar,
+)
+from blockdraft.text.grammar import Grammars
+from blockdraft.text.tokenizer import Tokenizer
+from blockdraft.text.tool_calls import CallStart, ToolCallParser
+from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
+from blockdraft.text.tools import ToolChoice, parse_tools
+from blockdraft.text.xml_calls import XmlCallParser
+from blockdraft.text.xml_syntax import GLM, GLM_47
+from tests.call_formats import FORMATS, TEMPLATES, TOOLS_SHOWN, V3, V31, inner, written
+from tests.grammars import accepts
+from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
+from tests.tools import NAMES, TOOLS, WAIT, ToolCall, function, joined
+
+AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+OLD, YOUNG, NONE = (ToolCall("look", f'{{"age": {age}}}') for age in (90, 3, '"x"'))
+WAITING, SING = ToolCall("wait-2", "{}"), ToolCall("sing", "{}")
+EXPECTED = {
+    "list": '[TOOL_CALLS][{"name": "look", "arguments": {"age": 90}}, '
+    '{"name": "wait-2", "arguments": {}}]',
+    "spaced list": '[TOOL_CALLS] [{"name": "look", "arguments": {"age": 90}}, '
+    '{"name": "wait-2", "arguments": {}}]',
+    "mistral": '[TOOL_CALLS]look[ARGS]{"age": 90}[TOOL_CALLS]wait-2[ARGS]{}',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n"
+    '{"age": 90}\n```<｜tool▁call▁end｜>\n'
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>wait-2\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek 3.1": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"age": 90}'
+    "<｜tool▁call▁end｜><｜tool▁call▁begin｜>wait-2<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0"
+    '<|tool_call_argument_begin|>{"age": 90}<|tool_call_end|><|tool_call_begin|>functions.wait-2:1'
+    "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    "glm": "<tool_call>look\n<arg_key>age</arg_key>\n<arg_value>90</arg_value>\n</tool_call>\n"
+    "<tool_call>wait-2\n</tool_call>",
+    "glm 4.7": "<tool_call>look<arg_key>age</arg_key><arg_value>90</arg_value></tool_call>"
+    "<tool_call>wait-2</tool_call>",
+}
+"""Two calls, as each published template writes them."""
+
+
+def parser_of(syntax):
+    if isinstance(syntax, JsonSyntax):
+        return ToolCallParser(syntax, NAMES)
+    return XmlCallParser(parse_tools([function(parameters=AGE), WAIT]), syntax.tags)
+
+
+def parsed(syntax, *texts, is_cut=False):
+    parser = parser_of(syntax)
+    found = [piece for text in texts for piece in parser.push(text)]
+    found += parser.close(is_cut=is_cut)
+    assert all(found)
+    return joined(found)
+
+
+every_format = pytest.mark.parametrize("syntax", FORMATS.values(), ids=FORMATS)
+
+
+@pytest.mark.parametrize(("name", "text"), EXPECTED.items())
+def test_each_format_is_the_published_one(name, text):
+    assert written(FORMATS[name], OLD, WAITING) == text
+
+
+@every_format
+def test_calls_are_found_wherever_the_text_is_cut(syntax):
+    text = f"Well.\n{written(syntax, OLD, YOUNG, WAITING)}"
+    wanted = ["Well.\n", OLD, YOUNG, WAITING]
+    assert parsed(syntax, *text) == wanted
+    for cut in range(len(text)):
+        assert parsed(syntax, text[:cut], text[cut:]) == wanted
+    assert parsed(syntax, f"{text}\n") == wanted
+    assert parsed(syntax, text + "Done.") == [*wanted, "Done."]
+
+
+@every_format
+def test_what_is_no_call_stays_text_word_for_word(syntax):
+    opener = syntax.openers[0]
+    for text in (written(syntax, SING), f"The mark {opener} is one.", f"{opener}look and see"):
+        assert parsed(syntax, text) == [text]
+        assert parsed(syntax, *text) == [text]
+        after = written(syntax, OLD)
+        assert parsed(syntax, f"{text}\n", after) == [f"{text}\n", OLD]
+
+
+@every_format
+def test_a_call_that_is_cut_off_leaves_its_arguments_and_no_mark(syntax):
+    text = written(syntax, OLD)
+    for length in range(1, len(text)):
+        found = parsed(syntax, text[:length], is_cut=True)
+        assert length == 1 or not any(isinstance(piece, str) for piece in found)
+        assert all(OLD.arguments.startswith(call.arguments) for call in found if length > 1)
+    parser = parser_of(syntax)
+    parser.push(text[: text.index("90") + 1])
+    parser.close(is_cut=True)
+    assert not parser.are_whole
+
+
+@every_format
+def test_pieces_come_as_they_are_written(syntax):
+    parser = parser_of(syntax)
+    text = written(syntax, OLD)
+    head, value = text.index("90"), text.index("90") + 2
+    begun = parser.push(text[:head])
+    assert begun[0] == CallStart("look")
+    more = parser.push(text[head:value]) + parser.push(text[value:])
+    assert "".join(piece.text for piece in [*begun[1:], *more]) == OLD.arguments
+    assert parser.close() == []
+
+
+@every_format
+def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
+    draw, num_with_calls = random.Random(0), 0
+    marks = [*syntax.marks, syntax.begin, syntax.section, syntax.between, syntax.end]
+    calls = [inner(syntax, call) for call in (OLD, WAITING, SING)]
+    fragments = [
+        *(*marks, *marks, *calls, *calls),
+        *("look", "{", "}", "[", "]", ",", " ", "\n", '"', "```json", "functions.", ":1", "a", "<"),
+    ]
+    for _ in range(1500):
+        begin = draw.choice(["", written(syntax, YOUNG), syntax.section + syntax.begin])
+        text = begin + "".join(draw.choices(fragments, k=draw.randint(1, 12)))
+        for is_cut in (False, True):
+            whole = parsed(syntax, text, is_cut=is_cut)
+            assert parsed(syntax, *text, is_cut=is_cut) == whole, text
+        num_with_calls += any(isinstance(piece, ToolCall) for piece in whole)
+    assert 400 < num_with_calls < 1400
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "pieces"),
+    [
+        (MISTRAL_LIST, '[TOOL_CALLS] [ {"name":"look","arguments":{"age": 90}} ] ', [OLD]),
+        (MISTRAL_LIST, '[TOOL_CALLS]{"name": "look", "arguments": {"age": 90}}', [OLD]),
+        (MISTRAL_LIST, '[TOOL_CALLS][{"arguments": {"age": 90}, "name": "look"}]', [OLD]),
+        (
+            MISTRAL_LIST,
+            '[TOOL_CALLS][{"arguments": {"age": 90}, "name": "look"},'
+            '{"name": "look", "arguments": {"age": 3}, "id": "abc"}, {"name": "wait-2"}]!',
+            [OLD, YOUNG, WAITING, "!"],
+        ),
+        (MISTRAL_LIST, "".join(written(MISTRAL_LIST, c) for c in (OLD, WAITING)), [OLD, WAITING]),
+        (MISTRAL, '[TOOL_CALLS]look[CALL_ID]a1B2c3D4e[ARGS]{"age": 90}', [OLD]),
+        (
+            MISTRAL,
+            '[TOOL_CALLS] look [ARGS] {"age": 90} [TOOL_CALLS]wait-2[ARGS]{}',
+            [OLD, WAITING],
+        ),
+        (MISTRAL, "[TOOL_CALLS]look[ARGS][1]", ["[TOOL_CALLS]look[ARGS][1]"]),
+        (DEEPSEEK_V31, f"{written(replace(DEEPSEEK_V31, section_end=''), OLD)} So", [OLD, "So"]),
+        (DEEPSEEK_V31, written(replace(DEEPSEEK_V31, section="", section_end=""), OLD), [OLD]),
+        (DEEPSEEK_V31, written(replace(DEEPSEEK_V31, between="\n \n"), OLD, YOUNG), [OLD, YOUNG]),
+        (DEEPSEEK, written(replace(DEEPSEEK, close=""), OLD, YOUNG), [OLD, YOUNG]),
+        (KIMI, written(KIMI, OLD).replace(":0", ""), [OLD]),
+        (KIMI, written(KIMI, OLD).replace(":0", ":12"), [OLD]),
+        (GLM, written(GLM_47, OLD, WAITING), [OLD, WAITING]),
+        (GLM, "<tool_call>\nlook\n<arg_key>age</arg_key><arg_value>90</arg_value>", None),
+        (GLM, "look\n<arg_key>age</arg_key>", ["look\n<arg_key>age</arg_key>"]),
+    ],
+)
+def test_other_spellings(syntax, text, pieces):
+    wanted = [ToolCall("look", '{"age": 90')] if pieces is None else pieces
+    assert parsed(syntax, text) == parsed(syntax, *text) == wanted
+
+
+def test_a_text_in_glm_s_tags_stands_as_it_is():
+    tools = parse_tools([function(parameters={"properties": {"name": {"type": "string"}}})])
+    call = ToolCall("look", json.dumps({"name": '\n3 "<b>"\n'}))
+    parser = XmlCallParser(tools, GLM.tags)
+    assert joined([*parser.push(written(GLM, call)), *parser.close()]) == [call]
+
+
+def marking(marks, template=None, *, kind="special"):
+    """A tokenizer to which the marks are text, tokens of their own, or special tokens."""
+    backend = tiny_tokenizer()
+    if kind != "text":
+        backend.add_tokens(list(marks), special_tokens=kind == "special")
+    backend.chat_template = template
+    return Tokenizer(backend, [backend.eos_token_id])
+
+
+@pytest.fixture(scope="module", params=["text", "tokens", "special"])
+def kind(request):
+    """What the marks of calls are."""
+    return request.param
+
+
+STRICT = [function(strict=True, parameters=AGE), WAIT]
+CHOICES = [
+    ({"choice": ToolChoice("required")}, [[OLD], [WAITING, OLD, YOUNG]], [[], [SING], [NONE]]),
+    ({"choice": ToolChoice("required"), "parallel": False}, [[WAITING]], [[OLD, YOUNG], [NONE]]),
+    ({"choice": ToolChoice("required", "look")}, [[OLD]], [[WAITING], [OLD, OLD], [NONE]]),
+    ({"choice": ToolChoice("auto")}, [[], [OLD], [OLD, WAITING]], [[SING], [NONE], [OLD, NONE]]),
+    ({"choice": ToolChoice("auto"), "parallel": False}, [[], [OLD]], [[OLD, YOUNG], [NONE]]),
+    (
+        {"choice": ToolChoice("auto", allowed=frozenset({"look"}))},
+        [[], [OLD], [OLD, YOUNG]],
+        [[WAITING], [OLD, WAITING]],
+    ),
+]
+
+
+@every_format
+@pytest.mark.parametrize(("options", "good", "bad"), CHOICES)
+def test_what_the_grammar_of_calls_accepts(syntax, kind, options, good, bad):
+    tokenizer = marking(syntax.marks, kind=kind)
+    special = tokenizer.mark_ids(syntax.marks)
+    assert (len(tokenizer.encode(syntax.marks[0])) == 1) is (kind != "text")
+    grammar = calls_grammar(parse_tools(STRICT), syntax=syntax, special=special, **options)
+    grammars = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8)
+    is_free = options["choice"].mode == "auto"
+
+    def fits(calls):
+        texts = ("", "So: ") if is_free else ("",)
+        return {
+            accepts(grammars, tokenizer, grammar, text + (written(syntax, *calls) if calls else ""))
+            for text in texts
+        }
+
+    assert [fits(calls) for calls in good] == [{True}] * len(good)
+    assert [fits(calls) for calls in bad] == [{False}] * len(bad)
+    if is_free and not options.get("parallel", True):
+        assert accepts(grammars, tokenizer, grammar, written(syntax, OLD) + " Done.") is False
+
+
+@every_format
+def test_a_call_whose_mark_is_spelled_is_watched_too(syntax, kind):
+    """A mark that is a token may be written letter by letter, and the parser takes it as one."""
+    tokenizer = marking(syntax.marks, kind=kind)
+    marks = tokenizer.mark_ids(syntax.marks)
+    grammar = calls_grammar(parse_tools(STRICT), ToolChoice("auto"), syntax, special=marks)
+    state = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8).start(grammar)
+    opening = [one for letter in f"a{syntax.opening}" for one in tokenizer.encode(letter)]
+    for call, decisive, is_good in ((OLD, "90", True), (SING, "sing", False), (NONE, "x", False)):
+        text, *_ = inner(syntax, call).partition(decisive)
+        ids = [*opening, *tokenizer.encode(text + decisive)]
+        masks = (state.allowed(ids[:place], []) for place in range(len(ids)))
+        follows = (mask is None or mask[one] for mask, one in zip(masks, ids, strict=True))
+        assert all(follows) is is_good
+
+
+def test_mistral_may_name_a_call(kind):
+    tokenizer = marking(MISTRAL.marks, kind=kind)
+    special = tokenizer.mark_ids(MISTRAL.marks)
+    grammar = calls_grammar(TOOLS, ToolChoice("required"), MISTRAL, special=special)
+    grammars = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8)
+    for call_id, is_good in (("a1B2c3D4e", True), ("a1B", False)):
+        text = f"[TOOL_CALLS]wait-2[CALL_ID]{call_id}[ARGS]{{}}"
+        assert accepts(grammars, tokenizer, grammar, text) is is_good
+
+
+def test_texts_that_glm_s_tags_cannot_restrict_are_refused():
+    schema = {"properties": {"name": {"type": "string", "maxLength": 3}}}
+    tools = parse_tools([function(parameters=schema)])
+    with pytest.raises(RequestError, match="a text with maxLength"):
+        calls_grammar(tools, ToolChoice("required"), GLM)
+
+
+def test_the_template_says_how_calls_are_written():
+    for name, template in TEMPLATES.items():
+        assert native_syntax(marking((), template)) == FORMATS[name]
+    for template, syntax in (
+        (TOOLS_SHOWN + V31, DEEPSEEK_V31),
+        (TEMPLATES["glm"].replace(TOOLS_SHOWN, ""), None),
+        (V3.replace("message['tool_calls']", "'tool_calls' in message"), DEEPSEEK),
+        (V3.replace("message['tool_calls']", "message['content'] is none"), None),
+    ):
+        assert native_syntax(marking((), template)) == syntax
+
+
+CALLED = [
+    {"id": f"call_{age}", "type": "function", "function": {"name": "look", "arguments": text}}
+    for age, text in ((90, OLD.arguments), (3, YOUNG.arguments))
+]
+CONVERSATION = [
+    {"role": "user", "content": "How old?"},
+    {"role": "assistant", "content": "So:", "tool_calls": CALLED},
+    {"role": "tool", "tool_call_id": "call_3", "content": "young"},
+    {"role": "tool", "tool_call_id": "call_90", "content": "old"},
+    {"role": "assistant", "content": "", "tool_calls": CALLED[:1]},
+    {"role": "tool", "tool_call_id": "call_90", "content": "still"},
+]
+
+
+SENT_BACK = {
+    "list": (
+        '[TOOL_CALLS][{"name": "look", "arguments": {"age": 90}, "id": "000000000"}, '
+        '{"name": "look", "arguments": {"age": 3}, "id": "000000001"}]',
+        "[tool]young<000000001>[tool]old<000000000>",
+        "[tool]still<000000002>",
+    ),
+    "mistral": (
+        '[TOOL_CALLS]look[CALL_ID]000000000[ARGS]{"age": 90}[TOOL_CALLS]look[CALL_ID]000000001',
+        "[tool]young<000000001>[tool]old<000000000>",
+        "[tool]still<000000002>",
+    ),
+    "kimi": (
+        "[tool]young## Return of functions.look:1[tool]old## Return of functions.look:0",
+        "[tool]still## Return of functions.look:2",
+    ),
+}
+"""What the templates that want ids of their own kind make of the conversation."""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_clients_send_back_goes_into_the_template(name):
+    syntax, tokenizer = FORMATS[name], marking((), TEMPLATES[name])
+    text = tokenizer.decode(encode_tool_chat(tokenizer, CONVERSATION, TOOLS))
+    if "list" not in name and syntax is not MISTRAL:
+        assert f"[assistant]So:{written(syntax, OLD, YOUNG)}[tool]young" in text
+    for part in SENT_BACK.get(name, ()):
+        assert part in text
+    is_described = syntax in (DEEPSEEK, DEEPSEEK_V31)
+    assert text.startswith("[system]You may call" if is_described else "TOOLS:")
+    if is_described:
+        assert syntax.write("name", '{"argument": "value"}') + "[user]" in text
+    assert "<tool_response>" not in text
+    without = tokenizer.decode(encode_tool_chat(tokenizer, CONVERSATION, []))
+    assert without.startswith("[user]How old?")
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("kimi", "3## Return of functions.look:0"), ("mistral", "3<000000000>"), ("glm", "3")],
+)
+def test_a_result_may_have_lost_its_call(name, end):
+    tokenizer = marking((), TEMPLATES[name])
+    result = {"role": "tool", "tool_call_id": "lost", "name": "look", "content": "3"}
+    text = tokenizer.decode(encode_tool_chat(tokenizer, [CONVERSATION[0], result], []))
+    assert text.endswith(f"[tool]{end}")
