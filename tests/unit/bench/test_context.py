@@ -10,10 +10,10 @@ from blockdraft.bench.config import WARM_UP_TOKENS, ContextConfig
 from blockdraft.bench.context.bench import (
     CONTEXT_DEFINITIONS,
     ContextFigures,
+    ContextJournal,
     context_figures,
     measure_context,
 )
-from blockdraft.bench.context.journal import ContextJournal
 from blockdraft.bench.context.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.context.prose import Prose, python_help, read_prose
 from blockdraft.bench.context.report import CONTEXT_LEGEND, clipped_lines, context_table
@@ -245,10 +245,10 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
 def test_a_passage_that_is_cut_to_another_length_is_measured_again(llm, tmp_path):
     """How much fits depends on the memory that is free."""
     config = ContextConfig(lengths=(20, 600), passages=1, max_tokens=5)
-    measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j", {}))
+    measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j"))
     llm.calls.clear()
     llm.engine.target.max_context = 400
-    found = measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j", {}))
+    found = measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j"))
     assert [one.prompt_len for one in found] == [20, 395]
     assert {len(prompt) for _, _, (prompt,), _ in llm.calls} == {395}
 

@@ -184,7 +184,7 @@ def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
     assert len(kept) == 1 + 3 * 2
     path.write_text("".join(kept[:4]) + kept[4][:100], encoding="utf-8")  # ended while writing
     journal = RepeatJournal(path, settings)
-    assert list(journal.repeats) == [(1, 0), (1, 1), (2, 0)]
+    assert list(journal.done) == [(1, 0), (1, 1), (2, 0)]
     llm.calls.clear()
     again = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, journal)
     assert {at_once for _, at_once, _, _ in llm.calls} == {2, 4}
