@@ -30,7 +30,7 @@ from blockdraft.bench.measures import Spread
 from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
-from blockdraft.data.boxed import BOXED_LINE
+from blockdraft.data.overlap import BOXED_LINE
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.bench_fakes import FakeLLM
 from tests.bench_results import PARETO, PROMPTS, SLOWDOWN
