@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.measures import Measures
@@ -27,11 +26,11 @@ from blockdraft.bench.workload import (
     first_of_each_category,
     read_workload,
 )
-from blockdraft.cli.main import app
 from blockdraft.core.errors import BlockdraftError, ConfigError, RequestError
 from blockdraft.core.plan import Proposal
 from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
+from tests.command_line import run
 
 
 @pytest.fixture(scope="module")
@@ -193,22 +192,22 @@ def test_speed_writes_a_whole_report(pair, tmp_path):
     output = tmp_path / "report.json"
     options = [*pair, "--limit", "2", "--max-tokens", "6", "--no-transformers"]
     options += ["--output", str(output)]
-    result = CliRunner().invoke(app, ["bench", "speed", "--prompts", str(BUNDLED), *options])
+    result = run("bench", "speed", "--prompts", BUNDLED, *options)
     assert result.exit_code == 0, result.output
     report = json.loads(output.read_text(encoding="utf-8"))
     assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
     assert report["config"]["dtype"] == "float32"
-    (run,) = report["runs"]
-    assert run["figures"][ALL]["num_identical"] == 2
+    (only,) = report["runs"]
+    assert only["figures"][ALL]["num_identical"] == 2
     asked = chosen(read_workload(BUNDLED), 2, seed=0)
     assert all(prompt.category in result.stdout for prompt in asked)
-    assert [prompt["id"] for prompt in run["prompts"]] == [prompt.id for prompt in asked]
-    assert run["figures"][ALL]["transformers"] is None
+    assert [prompt["id"] for prompt in only["prompts"]] == [prompt.id for prompt in asked]
+    assert only["figures"][ALL]["transformers"] is None
 
 
 def test_a_report_that_could_not_be_written_is_refused_at_once(tmp_path):
     for output in (tmp_path, tmp_path / "none" / "report.json"):
-        result = CliRunner().invoke(app, ["bench", "demo", "--output", str(output)])
+        result = run("bench", "demo", "--output", output)
         assert result.exit_code == 2
         assert "cannot write" in result.stderr
 
@@ -216,7 +215,7 @@ def test_a_report_that_could_not_be_written_is_refused_at_once(tmp_path):
 def test_the_demo_fails_if_an_output_differs(pair, monkeypatch):
     monkeypatch.setattr(Measurement, "identical", property(lambda self: False))
     options = [*pair, "--per-kind", "1", "--max-tokens", "4", "--no-transformers", "--json"]
-    result = CliRunner().invoke(app, ["bench", "demo", *options])
+    result = run("bench", "demo", *options)
     assert result.exit_code == 1
     temperatures = [run["config"]["temperature"] for run in json.loads(result.stdout)["runs"]]
     assert temperatures == [0.0, 0.7]

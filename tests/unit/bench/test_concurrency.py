@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, check_drafts, fixed, in_turn
@@ -26,7 +25,6 @@ from blockdraft.bench.measures import Measures, Spread
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cache.pages import Pages
 from blockdraft.cli import options
-from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError, RequestError
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
@@ -34,6 +32,7 @@ from blockdraft.diagnose.explain.run import check_explains
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
+from tests.command_line import run
 
 PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "a2", "a3", "b1")]
 SMALL = ConcurrencyConfig(concurrency=(1, 2), num_requests=4, repeats=3, max_tokens=41)
@@ -46,7 +45,7 @@ def llm(monkeypatch):
 
 def run_cli(monkeypatch, llm, *arguments):
     monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
-    return CliRunner().invoke(app, ["bench", "concurrency", *map(str, arguments)])
+    return run("bench", "concurrency", *arguments)
 
 
 def test_prompts_are_mixed_and_repeated():

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.config import WARM_UP_TOKENS, ContextConfig
 from blockdraft.bench.context.bench import (
@@ -19,9 +18,9 @@ from blockdraft.bench.context.prose import Prose, python_help, read_prose
 from blockdraft.bench.context.report import CONTEXT_LEGEND, clipped_lines, context_table
 from blockdraft.bench.measures import Rate, Spread
 from blockdraft.cli import options
-from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
 from tests.bench_fakes import FakeLLM
+from tests.command_line import run
 from tests.tiny import HIDDEN_SIZE, NUM_LAYERS, tiny_drafter_folder, tiny_target_folder
 
 LINES = Prose("lines", "".join(f"{index:09}\n" for index in range(200)))
@@ -41,7 +40,7 @@ def llm(monkeypatch, folders):
 
 def run_cli(monkeypatch, llm, *arguments):
     monkeypatch.setattr(options, "load_llm", lambda config, check: llm)
-    return CliRunner().invoke(app, ["bench", "context", *map(str, arguments)])
+    return run("bench", "context", *arguments)
 
 
 def test_every_python_has_a_long_text():

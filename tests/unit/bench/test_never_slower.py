@@ -3,7 +3,6 @@ import json
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.bad_drafters import make_bad
 from blockdraft.bench.config import NeverSlowerConfig
@@ -21,11 +20,11 @@ from blockdraft.bench.load.never_slower import (
 from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
-from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
 from blockdraft.core.plan import ROOT, Proposal, Tree
 from blockdraft.llm import LLM
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
+from tests.command_line import run
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "b1")]
@@ -211,7 +210,7 @@ def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
     output = tmp_path / "report.json"
     arguments = ["--concurrency", "1,2", "--seconds", "0.5", "--pairs", "2", "--max-tokens", "5"]
     arguments += ["--bad-drafter", fault, "--output", str(output)]
-    result = CliRunner().invoke(app, ["bench", "never-slower", *arguments])
+    result = run("bench", "never-slower", *arguments)
     assert result.exit_code == 0, result.output
     assert "up to 8 requests of at most 5 tokens" in result.stdout
     assert loaded == ["auto", None]
@@ -237,15 +236,15 @@ def test_an_ended_command_goes_on(monkeypatch, sides, tmp_path):
         return real(*args)
 
     llm.generate = broken
-    broken_off = CliRunner().invoke(app, arguments)
+    broken_off = run(*arguments)
     assert broken_off.exit_code == INTERRUPTED
     assert "has what was measured, and the same command goes on" in broken_off.stderr
     llm.generate = real
-    refused = CliRunner().invoke(app, [*arguments, "--bad-drafter", "wrong"])
+    refused = run(*arguments, "--bad-drafter", "wrong")
     assert refused.exit_code == MISTAKE
     assert "of a run with other --bad-drafter, which cannot be gone on with" in refused.stderr
     llm.calls.clear()
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert run(*arguments).exit_code == 0
     assert {at_once for _, at_once, _, _ in llm.calls} == {2}
     report = json.loads(output.read_text(encoding="utf-8"))
     assert [pair["concurrency"] for pair in report["pairs"]] == [1, 1, 2, 2]
@@ -258,7 +257,7 @@ def test_an_output_that_differs_fails(monkeypatch, sides):
     llm.broken = ("adaptive",)
     monkeypatch.setattr(options, "load_llm", lambda c, check=None: llm if c.drafts else baseline)
     arguments = ["--concurrency", "1", "--seconds", "0.5", "--pairs", "1", "--max-tokens", "5"]
-    result = CliRunner().invoke(app, ["bench", "never-slower", "--json", *arguments])
+    result = run("bench", "never-slower", "--json", *arguments)
     assert result.exit_code == 1
     (row,) = json.loads(result.stdout)["figures"]
     assert (row["num_identical"], row["num_outputs"]) == (4, 8)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench import decode
 from blockdraft.bench.config import ParetoConfig
@@ -28,12 +27,12 @@ from blockdraft.bench.load.pareto_report import (
 from blockdraft.bench.load.repeats import RepeatJournal
 from blockdraft.bench.measures import Spread
 from blockdraft.cli import options
-from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.overlap import BOXED_LINE
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.bench_fakes import FakeLLM
 from tests.bench_results import PARETO, PROMPTS, SLOWDOWN
+from tests.command_line import run
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 SHORT = {
@@ -51,7 +50,7 @@ def llm(monkeypatch):
 
 def run_cli(monkeypatch, llm, *arguments):
     monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
-    return CliRunner().invoke(app, ["bench", "pareto", *map(str, arguments)])
+    return run("bench", "pareto", *arguments)
 
 
 def test_a_curve_is_read_between_its_points():
@@ -282,7 +281,7 @@ def test_a_real_pair_and_its_parts_give_equal_outputs(tmp_path):
     arguments += ["--concurrency", "1,2"]
     arguments += ["--repeats", 1, "--max-tokens", 12, "--parts", "--json"]
     arguments += ["--also-drafter", copytree(pair[3], tmp_path / "other")]
-    result = CliRunner().invoke(app, ["bench", "pareto", *map(str, arguments)])
+    result = run("bench", "pareto", *arguments)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     ways = [way["name"] for way in report["ways"]]
@@ -332,10 +331,10 @@ def test_a_set_by_name_is_asked_with_many_at_once(monkeypatch, llm, tmp_path, co
     (tmp_path / "gsm8k_test.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
     arguments = ["--prompts", "gsm8k", "--concurrency", "1", "--max-tokens", "4"]
-    missing = CliRunner().invoke(app, ["bench", command, *arguments])
+    missing = run("bench", command, *arguments)
     assert "name the folder" in missing.stderr
     arguments += ["--sets", str(tmp_path)]
-    result = CliRunner().invoke(app, ["bench", command, *arguments, *SHORT[command]])
+    result = run("bench", command, *arguments, *SHORT[command])
     assert result.exit_code == 0, result.output
     asked = {"".join(map(chr, prompt)) for _, _, prompts, _ in llm.calls for prompt in prompts}
     assert asked == {"how much?" + BOXED_LINE}

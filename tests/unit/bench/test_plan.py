@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.plan import replicas, traffic
 from blockdraft.bench.plan.queueing import (
@@ -22,9 +21,9 @@ from blockdraft.bench.plan.report import PLAN_LEGEND, off_lines, plan_table
 from blockdraft.bench.plan.simulation import Arrival, poisson_arrivals, simulate, simulated_load
 from blockdraft.bench.plan.traffic import read_traffic, steady_traffic
 from blockdraft.bench.result import read_result
-from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from tests.bench_results import pareto_values, speed_values
+from tests.command_line import run
 from tests.rows import write_rows
 
 OUTPUT_LEN = 1001
@@ -62,7 +61,7 @@ def curve(tmp_path, monkeypatch):
 
 
 def run_cli(*arguments):
-    return CliRunner().invoke(app, ["bench", "plan", *map(str, arguments)])
+    return run("bench", "plan", *arguments)
 
 
 @pytest.mark.parametrize("busy", [0.3, 0.7, 0.9])
