@@ -1,10 +1,8 @@
 import gzip
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.measures import Measures
@@ -18,7 +16,6 @@ from blockdraft.bench.speed.figures import (
     groups_of,
 )
 from blockdraft.bench.speed.report import LEGEND, table
-from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import (
     BUNDLED,
     BenchPrompt,
@@ -27,30 +24,14 @@ from blockdraft.bench.workload import (
     read_workload,
 )
 from blockdraft.core.errors import BlockdraftError, ConfigError, RequestError
-from blockdraft.core.plan import Proposal
 from blockdraft.llm import LLM
-from blockdraft.measure.acceptance import AcceptanceStats
-from tests.command_line import run
+from tests.bench_results import measurement
+from tests.command_line import run, shown
 
 
 @pytest.fixture(scope="module")
 def llm(folders):
     return LLM(*folders, dtype="float32")
-
-
-def stats(*committed):
-    result = AcceptanceStats()
-    for num_tokens in committed:
-        result.record(num_tokens, Proposal.chain([0] * 5, "test"), range(num_tokens - 1))
-    return result
-
-
-def measurement(category, num_tokens, plain_s, drafted_s, *, looping=False, identical=True):
-    ids = tuple([1] * num_tokens if looping else range(num_tokens))
-    drafted = TimedOutput(ids, drafted_s, drafted_s / 2, stats(*[2] * (num_tokens // 2)))
-    plain = TimedOutput(ids if identical else ids[:-1], plain_s, plain_s / 2)
-    prompt = BenchPrompt("1", category, f"{num_tokens} words")
-    return Measurement(prompt, plain, drafted, TimedOutput(ids, 8.0, 4.0))
 
 
 def test_bundled_prompts_are_four_of_each_kind():
@@ -128,25 +109,20 @@ def test_every_definition_is_a_figure():
 
 
 def test_the_table_fits_80_columns():
-    console = Console(width=80, file=io.StringIO())
     one = measurement("rewriting", 10, 0.04, 0.01)
     straight = [replace(one, prompt=replace(one.prompt, id=str(n))) for n in range(16)]
-    console.print(table("title", groups_of(straight)))
-    text = console.file.getvalue()
+    text = shown(table("title", groups_of(straight)))
     assert "4.00-4.00" in text
     assert "16/16" in text
-    assert "…" not in text
     assert WITHOUT_LOOPS not in text
-    console.print(table("title", groups_of([*straight, measurement("a", 40, 2, 1, looping=True)])))
-    assert WITHOUT_LOOPS in console.file.getvalue()
+    looping = measurement("a", 40, 2, 1, looping=True)
+    assert WITHOUT_LOOPS in shown(table("title", groups_of([*straight, looping])))
     assert max(map(len, LEGEND.splitlines())) <= 80
 
 
 def test_single_tokens_have_no_tau_in_the_table():
-    console = Console(width=80, file=io.StringIO())
     rows = [measurement("one", 1, 0.9, 0.5), measurement("two", 2, 0.9, 0.5)]
-    console.print(table("title", groups_of(rows)))
-    lines = console.file.getvalue().splitlines()
+    lines = shown(table("title", groups_of(rows))).splitlines()
     rows = {line.split()[0]: line for line in lines if line.split()}
     assert "0.00" not in rows["one"]
     assert "2.00" in rows["two"]
