@@ -11,7 +11,7 @@ from pathlib import Path
 from blockdraft.bench.workload import BenchPrompt, chosen, read_workload
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError
-from blockdraft.data.overlap import BOXED_LINE
+from blockdraft.data.boxed import BOXED_LINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, compress
 from pathlib import Path
 
+from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.data.prompts import Prompt, read_prompts
 
 NGRAM_WORDS = 13
@@ -16,9 +17,6 @@ TEMPLATE_WORDS = 8
 TEMPLATE_PROMPTS = 10
 """Words in a row that so many benchmark prompts share are an instruction around the question, such
 as how to write the answer. Fewer may be copies of one question, with and without an instruction."""
-
-BOXED_LINE = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-"""What mathematics benchmarks add to a question."""
 
 _WORD = re.compile(r"\w+")
 

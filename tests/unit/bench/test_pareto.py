@@ -25,7 +25,7 @@ from blockdraft.bench.load.pareto_report import (
 from blockdraft.bench.load.repeats import RepeatJournal
 from blockdraft.bench.measures import Spread
 from blockdraft.core.errors import INTERRUPTED, ConfigError
-from blockdraft.data.overlap import BOXED_LINE
+from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.bench_fakes import FakeLLM, run_bench
 from tests.bench_results import PARETO, PROMPTS, SLOWDOWN

@@ -11,7 +11,7 @@ from blockdraft.bench.sets import SETS, read_prompts
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.data.overlap import BOXED_LINE
+from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
 from blockdraft.text.tools import parse_tools

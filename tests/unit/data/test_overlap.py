@@ -2,7 +2,8 @@
 
 import pytest
 
-from blockdraft.data.overlap import BOXED_LINE, TEMPLATE_PROMPTS, Overlap
+from blockdraft.data.boxed import BOXED_LINE
+from blockdraft.data.overlap import TEMPLATE_PROMPTS, Overlap
 
 LONG = "Alice has three apples and gives one of them to Bob, so how many are left for her now?"
 ANSWER_LINE = "\nThink about it for as long as you need, then give nothing but the number."
