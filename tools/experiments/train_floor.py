@@ -75,16 +75,10 @@ class Step:
     def gradients(self, drawn: Part, states: torch.Tensor) -> StepStats:
         """Forward and backward of the drafter, and the head."""
         slots = num_possible_slots(drawn.anchors, self.drafter.num_slots)
+        scale = 1.0 / max(1, slots)
+        num_groups = drawn.anchors.num_groups(self.config.anchors_per_forward)
         stats = accumulate_gradients(
-            self.drafter,
-            self.target,
-            drawn.batch,
-            states,
-            drawn.anchors,
-            drawn.vocabulary,
-            self.config,
-            1.0 / max(1, slots),
-            drawn.anchors.num_groups(self.config.anchors_per_forward),
+            self.drafter, self.target, drawn, states, self.config, scale, num_groups
         )
         self.optimizer.collect()
         return stats
