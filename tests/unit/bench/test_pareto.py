@@ -29,7 +29,7 @@ from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.bench_fakes import FakeLLM, run_bench
 from tests.bench_results import PARETO, PROMPTS, SLOWDOWN
-from tests.command_line import run, shown
+from tests.command_line import run_json, shown
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 SHORT = {
@@ -260,12 +260,9 @@ def test_a_real_pair_and_its_parts_give_equal_outputs(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the abc of the abc"}\n{"prompt": "b"}\n', encoding="utf-8")
     arguments = [*pair, "--dtype", "float32", "--threads", 1, "--prompts", prompts]
-    arguments += ["--concurrency", "1,2"]
-    arguments += ["--repeats", 1, "--max-tokens", 12, "--parts", "--json"]
+    arguments += ["--concurrency", "1,2", "--repeats", 1, "--max-tokens", 12, "--parts"]
     arguments += ["--also-drafter", copytree(pair[3], tmp_path / "other")]
-    result = run("bench", "pareto", *arguments)
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+    report = run_json("bench", "pareto", *arguments)
     ways = [way["name"] for way in report["ways"]]
     assert ways[0] == "plain"
     assert {"dflash alone", "lookup alone"} <= set(ways)
