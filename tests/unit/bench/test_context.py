@@ -18,21 +18,15 @@ from blockdraft.bench.measures import Rate, Spread
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
 from tests.bench_fakes import FakeLLM, run_bench
 from tests.command_line import shown
-from tests.tiny import HIDDEN_SIZE, NUM_LAYERS, tiny_drafter_folder, tiny_target_folder
+from tests.tiny import HIDDEN_SIZE, NUM_LAYERS
 
 LINES = Prose("lines", "".join(f"{index:09}\n" for index in range(200)))
 SMALL = ContextConfig(lengths=(20, 600), passages=3, max_tokens=41)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return {"folder": tiny_target_folder(root), "drafter_folder": tiny_drafter_folder(root)}
-
-
 @pytest.fixture
 def llm(monkeypatch, folders):
-    return FakeLLM(**folders).patch_clock(monkeypatch)
+    return FakeLLM(folder=folders[0], drafter_folder=folders[1]).patch_clock(monkeypatch)
 
 
 def test_every_python_has_a_long_text():
@@ -110,12 +104,12 @@ def test_a_fixed_depth_takes_the_place_of_the_adaptive_one(llm):
     assert {call[0] for call in llm.calls} == {0, 15}
 
 
-def test_keys_and_values_are_counted_from_the_configs(folders):
+def test_keys_and_values_are_counted_from_the_configs(llm):
     # 2 key-value heads of 16, a key and a value, 2 bytes each; the drafter has 2 layers.
     assert HIDDEN_SIZE == 4 * 16
     of_layer = 2 * 2 * 16 * 2
-    assert kv_bytes_per_token(FakeLLM(**folders)) == KVBytes(NUM_LAYERS * of_layer, 2 * of_layer)
-    alone = FakeLLM(folder=folders["folder"], drafter_folder=None)
+    assert kv_bytes_per_token(llm) == KVBytes(NUM_LAYERS * of_layer, 2 * of_layer)
+    alone = FakeLLM(folder=llm.folder, drafter_folder=None)
     assert kv_bytes_per_token(alone).draft == 0
 
 
@@ -233,11 +227,11 @@ def test_a_passage_that_is_cut_to_another_length_is_measured_again(llm, tmp_path
 
 @pytest.mark.parametrize(("exact", "status"), [("on", 1), ("off", 0)])
 def test_an_output_that_differs_fails_where_exactness_is_promised(
-    monkeypatch, folders, tmp_path, exact, status
+    monkeypatch, llm, tmp_path, exact, status
 ):
     text = tmp_path / "text.txt"
     text.write_text(LINES.text, encoding="utf-8")
-    llm = FakeLLM(broken=("adaptive",), **folders)
+    llm.broken = ("adaptive",)
     arguments = ["--text", text, "--lengths", 20, "--max-tokens", 5, "--exact", exact, "--json"]
     result = run_bench(monkeypatch, llm, "context", *arguments)
     assert result.exit_code == status

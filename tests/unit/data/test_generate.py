@@ -14,11 +14,6 @@ from tests.rows import write_prompts
 from tests.tiny import tiny_target, tiny_target_folder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_target_folder(tmp_path_factory.mktemp("data"))
-
-
 def jobs(num, max_tokens):
     return [
         Job(id=str(i), set="s", prompt_ids=(1 + i, 2, 3), max_tokens=max_tokens, temperature=0.0)

@@ -25,11 +25,6 @@ from tests.rows import write_prompts, write_rows
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE, tiny_target_folder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_target_folder(tmp_path_factory.mktemp("resume"))
-
-
 @pytest.fixture
 def config(folder, tmp_path):
     prompts = write_prompts(tmp_path / "prompts.jsonl", 6)
