@@ -1,5 +1,6 @@
 """An LLM that answers at once, on a clock of its own, for tests of the measurements."""
 
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import torch
 
 from blockdraft.bench import decode
 from blockdraft.cache.memory import Memory
+from blockdraft.cli import options
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ContextTooLong
 from blockdraft.core.plan import NOTHING, Proposal
@@ -14,6 +16,7 @@ from blockdraft.engine.completion import Completion, Generation, Timings
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.speculate.drafters.none import NoDrafter
+from tests.command_line import run
 
 FIRST_TOKEN_SECONDS = 0.5
 SECONDS_PER_TOKEN = {0: 0.1, 15: 0.05, "adaptive": 0.04}
@@ -21,6 +24,12 @@ SECONDS_PER_TOKEN = {0: 0.1, 15: 0.05, "adaptive": 0.04}
 
 def fake_allocator():
     return SimpleNamespace(policy=SimpleNamespace())
+
+
+def run_bench(monkeypatch, llm, *arguments):
+    """`blockdraft bench`, for which this LLM is loaded."""
+    monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
+    return run("bench", *arguments)
 
 
 class FakeLLM:
@@ -71,6 +80,20 @@ class FakeLLM:
         """Let measurements read the fake clock."""
         monkeypatch.setattr(decode, "perf_counter", lambda: self.now)
         return self
+
+    @contextmanager
+    def interrupted(self, at_once):
+        """Ctrl-C when so many requests are to run at once."""
+        real = self.generate
+
+        def generate(*args):
+            if self.engine.scheduler.max_running == at_once:
+                raise KeyboardInterrupt
+            return real(*args)
+
+        self.generate = generate
+        yield
+        self.generate = real
 
     def use_fixed_drafting(self, num_draft_tokens):
         self.depth = num_draft_tokens

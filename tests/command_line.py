@@ -1,10 +1,12 @@
 """Running the command line, and reading what it prints."""
 
+import io
 import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
@@ -30,6 +32,17 @@ def run_json(*arguments, **options):
     result = run(*arguments, "--json", **options)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def shown(*tables):
+    """Tables in a terminal of 80 columns, which show all that they have."""
+    console = Console(width=80, file=io.StringIO())
+    for table in tables:
+        console.print(table)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    return text
 
 
 def refusal(*arguments, **options):

@@ -1,6 +1,5 @@
 """What the tests of runs with several processes share: the launcher, and when two runs are one."""
 
-import json
 import os
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.train.config import TrainConfig
-from tests.train_runs import logged
+from tests.train_runs import logged, settings_of
 
 WAYS: dict[str, dict[str, Any]] = {
     "rows": {},
@@ -40,7 +39,7 @@ def launch(config: TrainConfig, count: int, before: str = "") -> list[subprocess
     before: Python that each process runs first.
     """
     program = f"{before}\nfrom blockdraft.cli.main import main\nmain()"
-    command = [sys.executable, "-c", program, "train", "--json", *arguments(config)]
+    command = [sys.executable, "-c", program, "train", "--json", *settings_of(config)]
     shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     shared |= {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     return [
@@ -53,12 +52,6 @@ def launch(config: TrainConfig, count: int, before: str = "") -> list[subprocess
         )
         for rank in range(count)
     ]
-
-
-def arguments(config: TrainConfig) -> list[str]:
-    """The settings of a run as a command line has them."""
-    values = config.to_dict().items()
-    return [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
 
 
 def outputs_of(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:

@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 
+def write_prompts(path: Path, num: int) -> Path:
+    """Short ones, each another."""
+    return write_rows(path, ({"prompt": f"say {n}"} for n in range(num)))
+
+
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """One row a line, compressed if the file is to be."""
     text = "".join(json.dumps(row) + "\n" for row in rows)

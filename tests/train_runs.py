@@ -59,6 +59,12 @@ def small_config(folder: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(**settings | changes)
 
 
+def settings_of(config: TrainConfig) -> list[str]:
+    """As a command line has them."""
+    values = config.to_dict().items()
+    return [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
+
+
 @contextmanager
 def broken_off(at: int) -> Iterator[None]:
     """A run inside ends at that step, and nothing is saved on the way out, as if it was killed."""

@@ -30,11 +30,10 @@ from safetensors import safe_open
 
 from blockdraft.bench.config import warm_up_of
 from blockdraft.bench.decode import encode_prompt, encode_prompts, in_turn
-from blockdraft.bench.journal import journal_path
+from blockdraft.bench.journal import Journal, journal_path
 from blockdraft.bench.result import VERSION, describe_memory
 from blockdraft.bench.speed.bench import Measurement
 from blockdraft.bench.speed.figures import DEFINITIONS, Figures, groups_of
-from blockdraft.bench.speed.journal import Part, SpeedJournal
 from blockdraft.bench.speed.report import RESUMED
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt, read_workload
@@ -139,7 +138,10 @@ def describe_drafter(folder: Path) -> dict[str, Any]:
 
 
 def measure(
-    llms: Mapping[str, LLM], prompts: Sequence[BenchPrompt], params: SamplingParams, journal: Part
+    llms: Mapping[str, LLM],
+    prompts: Sequence[BenchPrompt],
+    params: SamplingParams,
+    journal: Journal[Mapping[str, TimedOutput]],
 ) -> dict[str, list[Measurement]]:
     """Every turn of every prompt, in every way and by the LLM without a drafter, which is PLAIN.
 
@@ -154,19 +156,18 @@ def measure(
     for index, prompt in enumerate(prompts):
         answers: list[str] = []
         for turn in range(1, 2 + len(prompt.later)):
-            samples = journal.find(index, turn)
+            samples = journal.done.get((index, turn))
             check = plain.engine.limits.check_prompt
             ids = encode_prompt(plain.tokenizer, check, prompt, params, answers)
             if samples is None:
                 samples = {
                     name: decode(llms[name], ids, params) for name in in_turn(list(llms), number)
                 }
-                journal.add(index, turn, samples)
+                journal.add((index, turn), samples)
             number += 1
-            ours = {name: one for name, one in samples.items() if isinstance(one, TimedOutput)}
             for name, measured in rows.items():
-                measured.append(Measurement(prompt, ours[PLAIN], ours[name], None, turn=turn))
-            answers.append(as_sent_back(plain.tokenizer, ids, ours[PLAIN].token_ids))
+                measured.append(Measurement(prompt, samples[PLAIN], samples[name], None, turn=turn))
+            answers.append(as_sent_back(plain.tokenizer, ids, samples[PLAIN].token_ids))
         print(f"{index + 1} of {len(prompts)} prompts", flush=True)
     return rows
 
@@ -231,8 +232,9 @@ def main() -> None:
     # Not the whole `args`: where the result lies changes nothing.
     configs = [llm.config for llm in llms.values()]
     settings = settings_of(configs, list(llms.values()), [names, asdict(params)], prompts)
-    journal = SpeedJournal(journal_path(args.output), settings)
-    rows = measure(llms, prompts, params, journal.part(0))
+    path = journal_path(args.output)
+    journal = Journal[Mapping[str, TimedOutput]](path, settings, "compare_ways.py")
+    rows = measure(llms, prompts, params, journal)
     again = encode_prompts(llms[PLAIN], prompts, params)[:NUM_COSTED]
     if args.output is not None:
         report = {

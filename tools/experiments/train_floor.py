@@ -24,33 +24,24 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from blockdraft.data.dataset import Batch, collate_rows, count_answer_tokens, epoch_batches
+from blockdraft.data.dataset import count_answer_tokens
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.models.target.loading import load_target_model, resolve_device, resolve_dtype
-from blockdraft.train.blocks import Anchors, sample_anchors
+from blockdraft.train.batches import Batches
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.kinds.table import load_trained
-from blockdraft.train.loss import LossVocabulary, PartialVocabulary
+from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.prepare import read_data
-from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
+from blockdraft.train.step import Part, StepStats, accumulate_gradients, num_possible_slots
 
 RATE_SECONDS = 1.0
 """Spent on each shape."""
 MIN_PRODUCTS = 5
 SQUARE = 2048
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """One batch and what is drawn for it."""
-
-    batch: Batch
-    anchors: Anchors
-    vocabulary: LossVocabulary
 
 
 class Step:
@@ -71,40 +62,23 @@ class Step:
             config.num_random,
         )
         self.optimizer = DraftOptimizer(self.drafter.model, config)
-        self.examples = examples
-        self.batches = epoch_batches(
-            examples, config.batch_sequences, config.seed, 0, config.pack_len
-        )
-        self.generator = torch.Generator().manual_seed(config.seed)
+        self._batches = Batches(examples, config)
 
-    def draw(self, number: int) -> Drawn:
-        """The batch with that number."""
-        rows = self.batches[number % len(self.batches)]
-        batch = collate_rows(
-            [[self.examples[i] for i in row] for row in rows],
-            self.config.device,
-            self.config.pack_len,
-        )
-        anchors = sample_anchors(batch, self.config.num_anchors, self.generator)
-        return Drawn(batch, anchors, self.vocabulary.draw(batch.token_ids, self.generator))
+    def draw(self) -> Part:
+        """The next batch of the run."""
+        return self._batches.draw(self.drafter, self.vocabulary)
 
-    def states(self, drawn: Drawn) -> torch.Tensor:
+    def states(self, drawn: Part) -> torch.Tensor:
         """The target's forward."""
         return self.target.states(drawn.batch.token_ids)
 
-    def gradients(self, drawn: Drawn, states: torch.Tensor) -> StepStats:
+    def gradients(self, drawn: Part, states: torch.Tensor) -> StepStats:
         """Forward and backward of the drafter, and the head."""
         slots = num_possible_slots(drawn.anchors, self.drafter.num_slots)
+        scale = 1.0 / max(1, slots)
+        num_groups = drawn.anchors.num_groups(self.config.anchors_per_forward)
         stats = accumulate_gradients(
-            self.drafter,
-            self.target,
-            drawn.batch,
-            states,
-            drawn.anchors,
-            drawn.vocabulary,
-            self.config,
-            1.0 / max(1, slots),
-            drawn.anchors.num_groups(self.config.anchors_per_forward),
+            self.drafter, self.target, drawn, states, self.config, scale, num_groups
         )
         self.optimizer.collect()
         return stats
@@ -155,10 +129,9 @@ def _finish(device: str) -> None:
 
 
 def parts_of_step(
-    step: Step, number: int, do: Callable[[Callable[[], Any]], tuple[Any, float]]
+    step: Step, drawn: Part, do: Callable[[Callable[[], Any]], tuple[Any, float]]
 ) -> dict[str, float]:
-    """What `do` says of each part of the step with that number."""
-    drawn = step.draw(number)
+    """What `do` says of each part of a step."""
     states, of_target = do(lambda: step.states(drawn))
     stats, of_drafter = do(lambda: step.gradients(drawn, states))
     _, of_update = do(step.update)
@@ -171,11 +144,10 @@ def parts_of_step(
     }
 
 
-def product_rates(step: Step) -> dict[str, float]:
-    """Floating-point operations a second of matrix products, by shape."""
+def product_rates(step: Step, v: int) -> dict[str, float]:
+    """Floating-point operations a second of matrix products, by shape; `v` rows of the head."""
     config, shape = step.config, step.drafter.describe()
     rows = config.batch_sequences * config.anchors_per_forward * config.block_size
-    v = len(step.draw(0).vocabulary.head)
     d = shape["hidden_size"]
     shapes = [(rows, d, shape["intermediate_size"]), (rows, d, v), (SQUARE, SQUARE, SQUARE)]
     return {" x ".join(map(str, sizes)): _rate(sizes, config) for sizes in shapes}
@@ -194,15 +166,16 @@ def _rate(sizes: tuple[int, int, int], config: TrainConfig) -> float:
 
 def measure(step: Step, num_steps: int) -> dict[str, Any]:
     """Operations, seconds and shares; medians over steps."""
-    parts_of_step(step, 0, counted)  # the first step sets up much
-    flops = [parts_of_step(step, number, counted) for number in range(1, num_steps + 1)]
+    first, *drawn = [step.draw() for _ in range(1 + num_steps)]
+    parts_of_step(step, first, counted)  # it sets up much
+    flops = [parts_of_step(step, part, counted) for part in drawn]
 
     def timing(work: Callable[[], Any]) -> tuple[Any, float]:
         return timed(work, step.config.device)
 
     # The same batches in the same order, so that counts and times belong together.
-    seconds = [parts_of_step(step, number, timing) for number in range(1, num_steps + 1)]
-    rates = product_rates(step)
+    seconds = [parts_of_step(step, part, timing) for part in drawn]
+    rates = product_rates(step, len(first.vocabulary.head))
     best = max(rates.values())
     names = ["target", "drafter and head", "update"]
     if step.config.feature_cache is not None:

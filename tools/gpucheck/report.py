@@ -21,6 +21,7 @@ LONGEST = 600
 MOST_BYTES = 60_000_000
 """Of all files in OUT. Pieces of a drafter that is too large for that stay in the work folder."""
 Found = Mapping[str, Any]
+Place = tuple[str, ...]
 
 PIECES = "drafter.tar.*"
 REHEARSED = "Tiny models with random weights: the numbers show that the parts run, nothing else."
@@ -206,19 +207,12 @@ def _rows(found: Found) -> list[str]:
     """First how many layers hold, then every exception."""
     numbers = found.get("number of linear", {})
     lines = [*_ROWS, "", "Linear layers whose rows keep their bits, of all that were tried:"]
-    ways: dict[str, None] = {}
-    for models in found.get("linear", {}).values():
-        for layers in models.values():
-            ways |= {
-                way: None
-                for layer in layers.values()
-                for way in layer
-                if way not in ("ms", "error")
-            }
+    layers = dict(_by_place(found.get("linear", {}), 3))
+    ways = dict.fromkeys(way for layer in layers.values() for way in layer)
+    ways = {way: None for way in ways if way not in ("ms", "error")}
     rows = [
-        [dtype, model, *(f"{held.get(way, 0)} of {numbers.get(model, '?')}" for way in ways)]
-        for dtype, models in found.get("linear that hold", {}).items()
-        for model, held in models.items()
+        [*place, *(f"{held.get(way, 0)} of {numbers.get(place[1], '?')}" for way in ways)]
+        for place, held in _by_place(found.get("linear that hold", {}), 2)
     ]
     lines += ["", *_table(["precision", "model", *ways], rows)]
     lines += ["", "Numbers of rows between which the bits of a linear layer change:", ""]
@@ -227,58 +221,23 @@ def _rows(found: Found) -> list[str]:
         for name, value in _flat(found.get("linear", {}))
         if isinstance(value, str) and value != "same bits"
     ]
-    lines += ["", *_operations(found), "", *_attention(found)]
-    times = [
-        [dtype, model, layer, *measured["ms"].values()]
-        for dtype, models in found.get("linear", {}).items()
-        for model, layers in models.items()
-        for layer, measured in layers.items()
-        if "ms" in measured
-    ]
+    lines += ["", *_operations(found), ""]
+    attention = dict(_by_place(found.get("attention", {}), 3))
+    lines += _grid(["precision", "model", "attention, by"], attention)
+    times = {place: layer["ms"] for place, layer in layers.items() if "ms" in layer}
     if times:
-        first = next(
-            measured["ms"]
-            for models in found["linear"].values()
-            for layers in models.values()
-            for measured in layers.values()
-            if "ms" in measured
-        )
-        lines += ["", "Milliseconds:", ""]
-        lines += _table(["precision", "model", "layer", *first], times)
+        lines += ["", "Milliseconds:", "", *_grid(["precision", "model", "layer"], times)]
     return [*lines, *_failed(found), *_error(found)]
 
 
 def _operations(found: Found) -> list[str]:
     """A line for each operation, a column for each precision and model."""
-    by_place = {
-        f"{dtype}, {model}": own
-        for dtype, models in found.get("operations", {}).items()
-        for model, own in models.items()
-    }
-    names = dict.fromkeys(name for own in by_place.values() for name in own)
-    rows = [[name, *(own.get(name, "") for own in by_place.values())] for name in names]
-    lines = _table(["operation, by numbers of rows", *by_place], rows)
+    by_name: dict[Place, dict[str, object]] = {}
+    for (dtype, model, name), bits in _by_place(found.get("operations", {}), 3):
+        by_name.setdefault((name,), {})[f"{dtype}, {model}"] = bits
+    lines = _grid(["operation, by numbers of rows"], by_name)
     softmax = found.get("softmax in float32", {})
     return [*lines, "", *_table(["softmax in float32", "bits"], softmax.items())]
-
-
-def _attention(found: Found) -> list[str]:
-    rows = [
-        [dtype, model, beside, *by_tile.values()]
-        for dtype, models in found.get("attention", {}).items()
-        for model, ways in models.items()
-        for beside, by_tile in ways.items()
-    ]
-    tiles = next(
-        (
-            list(by_tile)
-            for models in found.get("attention", {}).values()
-            for ways in models.values()
-            for by_tile in ways.values()
-        ),
-        [],
-    )
-    return _table(["precision", "model", "attention, by", *tiles], rows)
 
 
 def _failed(found: Found) -> list[str]:
@@ -293,7 +252,7 @@ def _error(found: Found) -> list[str]:
 def _triton(found: Found) -> list[str]:
     """Whether they hold, then the times of each way."""
     tables = "bits", "largest error", "ms"
-    values = {name: dict(_by_place(found.get(name, {}))) for name in tables}
+    values = {name: dict(_by_place(found.get(name, {}), 3)) for name in tables}
     places = list(dict.fromkeys(place for name in tables for place in values[name]))
     rows = [[*place, *(values[name].get(place, "") for name in tables[:2])] for place in places]
     lines = [
@@ -303,41 +262,35 @@ def _triton(found: Found) -> list[str]:
     ]
     head = ["precision", "model", "operation"]
     lines += ["", *_table([*head, "bits of a row", "largest difference"], rows)] if rows else []
-    ways = list(dict.fromkeys(way for times in values["ms"].values() for way in times))
-    rows = [
-        [*place, *(times.get(way, "") for way in ways)] for place, times in values["ms"].items()
-    ]
-    lines += ["", "Milliseconds:", "", *_table([*head, *ways], rows)] if rows else []
-    rows = [[*place, ms] for place, ms in _by_place(found.get("attention ms", {}))]
+    if values["ms"]:
+        lines += ["", "Milliseconds:", "", *_grid(head, values["ms"])]
+    rows = [[*place, ms] for place, ms in _by_place(found.get("attention ms", {}), 3)]
     return [*lines, "", *_table([*head[:2], "attention", "ms"], rows)] if rows else lines
 
 
-def _by_place(found: Found) -> Iterator[tuple[tuple[str, str, str], Any]]:
-    """Values by precision, model and operation."""
-    for dtype, models in found.items():
-        for model, values in models.items():
-            for what, value in values.items():
-                yield (dtype, model, what), value
+def _by_place(found: Found, depth: int) -> Iterator[tuple[Place, Any]]:
+    """The values behind so many keys, such as precision, model and operation."""
+    for key, value in found.items():
+        if depth == 1:
+            yield (key,), value
+        else:
+            yield from (((key, *rest), own) for rest, own in _by_place(value, depth - 1))
+
+
+def _grid(names: list[str], rows: Mapping[Place, Found]) -> list[str]:
+    """A line for each place, a column for each key that any of them has."""
+    columns = dict.fromkeys(column for own in rows.values() for column in own)
+    shown = [[*place, *(own.get(name, "") for name in columns)] for place, own in rows.items()]
+    return _table([*names, *columns], shown)
 
 
 def _forwards(found: Found) -> list[str]:
-    rules = found.get("rules", {})
-    models = list(dict.fromkeys(m for by in rules.values() for own in by.values() for m in own))
-    rows = [
-        [dtype, rule, *(own.get(model, "") for model in models)]
-        for dtype, by_rule in rules.items()
-        for rule, own in by_rule.items()
-    ]
-    table = _table(["precision", "rule", *models], rows)
+    table = _grid(["precision", "rule"], dict(_by_place(found.get("rules", {}), 2)))
     return [*table, *_failed(found), *_error(found)]
 
 
 def _proof(found: Found) -> list[str]:
-    rows = [
-        [dtype, rule, said]
-        for dtype, rules in found.get("load check", {}).items()
-        for rule, said in rules.items()
-    ]
+    rows = [[*place, said] for place, said in _by_place(found.get("load check", {}), 2)]
     lines = _table(["precision", "rule", "the check of a load"], rows)
     dtype, rule = found.get("taken") or ("nothing", None)
     lines += ["", f"Proven with: {dtype}, {'exact off' if rule is None else f'rule: {rule}'}"]
@@ -398,19 +351,15 @@ def _speed(found: Found) -> list[str]:
 
 def _ledger(found: Found) -> list[str]:
     head = ["ms a step", "device ms", "launches", "graphs", "waits", "operations"]
-    rows = [
-        [way, kind, *(own.get(name, "") for name in head)]
-        for way, kinds in found.get("steps", {}).items()
-        for kind, own in kinds.items()
-    ]
+    steps = dict(_by_place(found.get("steps", {}), 2))
+    rows = [[*place, *(own.get(name, "") for name in head)] for place, own in steps.items()]
     lines = _table(["engine", "requests", *head], rows)
-    for way, kinds in found.get("steps", {}).items():
-        for kind, own in kinds.items():
-            lines += ["", f"{way}, {kind}:", ""]
-            lines += ["- ledger, ms: " + _pairs(own["ledger ms"])]
-            for place in ("kernels", "host"):
-                shown = [f"{name} {times:g}x {ms} ms" for name, times, ms in own[place][:8]]
-                lines += [f"- {place}: " + "; ".join(shown)] if shown else []
+    for (way, kind), own in steps.items():
+        lines += ["", f"{way}, {kind}:", ""]
+        lines += ["- ledger, ms: " + _pairs(own["ledger ms"])]
+        for place in ("kernels", "host"):
+            shown = [f"{name} {times:g}x {ms} ms" for name, times, ms in own[place][:8]]
+            lines += [f"- {place}: " + "; ".join(shown)] if shown else []
     return [*lines, *_error(found)]
 
 

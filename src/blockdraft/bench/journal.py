@@ -1,22 +1,23 @@
 """What a measurement has done so far, in a file, so that a run that was ended goes on.
 
-The first line says what is measured; each further one is a row of the measurement.
+The first line says what is measured; each further one has a value and its place.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import write_errors_named, write_whole
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.phases import PhaseTotals
 
-Row = Mapping[str, Any]
+Place = tuple[int, ...]
 T = TypeVar("T")
 
 ENDING = ".part.jsonl"
@@ -34,57 +35,64 @@ OPTIONS = ("models", "options")
 """Settings that hold options by name; the others hold paths, digests or versions."""
 
 
-class RowJournal(Generic[T]):
-    """The rows that are done, in the order in which they were written.
+class Journal(Generic[T]):
+    """What is done, by its place, in the order in which it was added.
 
     A row is written at once and whole, so that what was measured outlives the process. What a
-    process that was killed wrote of its last row is left out.
+    process that was killed wrote of its last row is left out. No phases are kept, so a measurement
+    with a ledger is given no path.
 
     Args:
-        path: where they are kept; None keeps them nowhere.
+        path: where it is kept; None keeps it nowhere.
         settings: all that a measurement depends on, as plain values for JSON.
         command: whose journal it is, for errors.
-        read: what a row stands for; raises what Python does where it is no such row.
 
     Raises:
         ConfigError: the file is of a run with other settings, is damaged, or is no such file.
         DiskError: it cannot be written.
     """
 
+    kinds: ClassVar[tuple[type, ...]] = ()
+    """The dataclasses that values are made of, beside TimedOutput."""
+
     def __init__(
         self,
-        path: Path | None,
-        settings: Mapping[str, Any],
-        command: str,
-        read: Callable[[Row], T],
+        path: Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        command: str = "bench",
     ) -> None:
         self._path = path
-        self.found: list[T] = []
-        """What was there at the start."""
+        self.done: dict[Place, T] = {}
+        self.num_found = 0
+        """Of those done, what an earlier start of the same command measured."""
         if path is None:
             return
-        head = json.dumps({"settings": settings}, sort_keys=True)
+        head = json.dumps({"settings": settings or {}}, sort_keys=True)
         rows: list[dict[str, Any]] = []
         if path.exists():
             first, *rows = [row for _, row in read_jsonl(path, is_growing=True)] or [{}]
             _check_settings(path, first, json.loads(head)["settings"], command)
             try:
-                self.found = [read(row) for row in rows]
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                kinds = {kind.__name__: kind for kind in (*self.kinds, *_KINDS)}
+                self.done = {tuple(row["place"]): _read(row["value"], kinds) for row in rows}
+            except (KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
                     f"{path} is damaged: {error!r}; delete it and start again"
                 ) from error
+        self.num_found = len(rows)
         # Without a half line at the end, where the last run was ended.
         with write_errors_named(path):
             write_whole(path, "\n".join([head, *map(json.dumps, rows)]) + "\n")
 
-    def write(self, row: Row) -> None:
+    def add(self, place: Place, value: T) -> None:
         """Keep one more.
 
         Raises:
             DiskError: it cannot be written.
         """
+        self.done[place] = value
         if self._path is not None:
+            row = {"place": place, "value": _plain(value)}
             with write_errors_named(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
@@ -100,7 +108,9 @@ class RowJournal(Generic[T]):
             self._path.unlink(missing_ok=True)
 
 
-def _check_settings(path: Path, first: Row, settings: Mapping[str, Any], command: str) -> None:
+def _check_settings(
+    path: Path, first: Mapping[str, Any], settings: Mapping[str, Any], command: str
+) -> None:
     found = first.get("settings")
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no journal of {command}; give another --output")
@@ -133,39 +143,36 @@ def _changed(name: str, then: Any, now: Any) -> list[str]:
     return [name] if then != now else []
 
 
-def sample_row(sample: TimedOutput) -> dict[str, Any]:
-    """One output, for JSON; `read_sample` reads it."""
-    return {
-        "token_ids": sample.token_ids,
-        "total_seconds": sample.total_seconds,
-        "decode_seconds": sample.decode_seconds,
-        "queue_seconds": sample.queue_seconds,
-        "largest_gap": sample.largest_gap,
-        "acceptance": {
-            field.name: value if isinstance(value, int) else list(value.items())
-            for field in fields(AcceptanceStats)
-            for value in [getattr(sample.acceptance, field.name)]
-        },
-    }
+_KINDS = (TimedOutput, AcceptanceStats)
+_KIND, _COUNTS = "kind", "counts"
 
 
-def read_sample(row: Row) -> TimedOutput:
-    """The output of a row.
+def _plain(value: Any) -> Any:
+    """For JSON; `_read` reads it. Tuples are lists there, and dataclasses are named."""
+    if isinstance(value, Counter):
+        return {_COUNTS: list(value.items())}
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    if is_dataclass(value):
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
+        kept = {name: _plain(v) for name, v in found.items() if not isinstance(v, PhaseTotals)}
+        return {_KIND: type(value).__name__, **kept}
+    return value
+
+
+def _read(value: Any, kinds: Mapping[str, type]) -> Any:
+    """What `_plain` was given, with tuples in the place of lists.
 
     Raises:
-        KeyError, TypeError, AttributeError, ValueError: it is no such row.
+        KeyError, TypeError, ValueError: it is no such value.
     """
-    counts: dict[str, Any] = {
-        name: value
-        if isinstance(value, int)
-        else Counter({tuple(k) if isinstance(k, list) else k: number for k, number in value})
-        for name, value in row["acceptance"].items()
-    }
-    return TimedOutput(
-        token_ids=tuple(row["token_ids"]),
-        total_seconds=row["total_seconds"],
-        decode_seconds=row["decode_seconds"],
-        acceptance=AcceptanceStats(**counts),
-        queue_seconds=row["queue_seconds"],
-        largest_gap=row["largest_gap"],
-    )
+    if isinstance(value, list):
+        return tuple(_read(one, kinds) for one in value)
+    if not isinstance(value, dict):
+        return value
+    found = {name: _read(one, kinds) for name, one in value.items()}
+    if _COUNTS in found:
+        return Counter(dict(found[_COUNTS]))
+    return kinds[found.pop(_KIND)](**found) if _KIND in found else found

@@ -43,7 +43,7 @@ def describe_result(
     kind: str, llm: "LoadedTarget", definitions: Mapping[str, str]
 ) -> dict[str, Any]:
     """The head of a result, to be asked for when everything has been measured."""
-    from blockdraft.measure.setting import describe_setting
+    from blockdraft.measure.identity import describe_setting
 
     assert kind in KINDS
     return {

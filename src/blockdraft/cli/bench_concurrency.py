@@ -114,7 +114,7 @@ def concurrency(
     settings = settings_of([llm_config], [llm], asdict(config), chosen)
     path = None if config.ledger else journal_path(output)
     journal = RepeatJournal(path, settings, "bench concurrency")
-    missing = len(config.concurrency) * config.repeats - len(journal.repeats)
+    missing = len(config.concurrency) * config.repeats - len(journal.done)
     progress = Progress("concurrency", missing, "repeats of all ways")
     with says_how_to_go_on(journal.how_to_go_on):
         runs = measure_concurrency(llm, workload, config, progress.advance, journal)
@@ -193,7 +193,7 @@ def never_slower(
     asked = asdict(config) | {"bad_drafter": bad_drafter}
     settings = settings_of([llm_config], [llm], asked, chosen)
     journal = RepeatJournal(journal_path(output), settings, "bench never-slower")
-    missing = len(config.concurrency) * config.pairs - len(journal.repeats)
+    missing = len(config.concurrency) * config.pairs - len(journal.done)
     progress = Progress("never slower", missing, "pairs")
     with says_how_to_go_on(journal.how_to_go_on):
         measured = measure_never_slower(llm, baseline, workload, config, progress.advance, journal)

@@ -87,12 +87,11 @@ def context(
     from rich.console import Console
 
     from blockdraft.bench.context import report
-    from blockdraft.bench.context.bench import context_figures, measure_context
-    from blockdraft.bench.context.journal import ContextJournal
+    from blockdraft.bench.context.bench import ContextJournal, context_figures, measure_context
     from blockdraft.bench.journal import journal_path
 
     settings = settings_of([llm_config], [llm], asdict(config), [prose])
-    journal = ContextJournal(journal_path(output), settings)
+    journal = ContextJournal(journal_path(output), settings, "bench context")
     progress = Progress("context", len(config.lengths) * config.passages, "passages")
     with says_how_to_go_on(journal.how_to_go_on):
         measured = measure_context(llm, prose, config, progress.advance, journal)

@@ -104,7 +104,7 @@ def pareto(
     bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)
     settings = settings_of(configs, llms, asdict(config), chosen)
     journal = RepeatJournal(journal_path(output), settings, "bench pareto")
-    missing = len(config.concurrency) * config.repeats - len(journal.repeats)
+    missing = len(config.concurrency) * config.repeats - len(journal.done)
     progress = Progress("pareto", missing, "repeats of all ways")
     with says_how_to_go_on(journal.how_to_go_on):
         measured = bench.run(workload, config, journal, progress.advance)

@@ -264,13 +264,13 @@ def _measure(
     llm = load_for_prompts(llm_config, workload, all_params, multi_turn=True)
     from blockdraft.bench.journal import journal_path
     from blockdraft.bench.outside.others import started_engines
-    from blockdraft.bench.speed.bench import SpeedBench
-    from blockdraft.bench.speed.journal import SpeedJournal
+    from blockdraft.bench.speed.bench import SpeedBench, SpeedJournal
     from blockdraft.bench.speed.report import accounts_of, json_report
 
     with_ledger = any(config.ledger for config in configs)
     settings = settings_of([llm_config], [llm], list(map(asdict, configs)), workload)
-    journal = SpeedJournal(None if with_ledger else journal_path(output), settings)
+    path = None if with_ledger else journal_path(output)
+    journal = SpeedJournal(path, settings, "bench speed")
     num_turns = sum(1 + len(prompt.later) for prompt in workload)
     runs = []
     with (
@@ -282,7 +282,7 @@ def _measure(
         for number, config in enumerate(configs):
             size = f", {counted(config.max_tokens, 'token')}" if config.ignore_eos else ""
             progress = Progress(f"{choice_of(config.temperature)}{size}", num_turns)
-            found = bench.run(workload, config, progress.advance, journal.part(number))
+            found = bench.run(workload, config, progress.advance, journal, number)
             runs.append((config, found))
     publish(json_report(llm, runs, others, journal.num_found), output, as_json=as_json)
     journal.remove()

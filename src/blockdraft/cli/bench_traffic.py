@@ -102,10 +102,10 @@ def traffic(
     )
 
     settings = settings_of([llm_config], [llm], asdict(config), chosen)
-    journal = TrafficJournal(journal_path(output), settings)
+    journal = TrafficJournal(journal_path(output), settings, "bench traffic")
     asked = draw_requests(config, len(chosen))
     encoded = encode_prompts(llm, chosen, all_params[0])
-    progress = Progress("traffic", config.repeats - len(journal.repeats), "repeats")
+    progress = Progress("traffic", config.repeats - len(journal.done), "repeats")
     with says_how_to_go_on(journal.how_to_go_on):
         measured = measure_traffic(llm, encoded, asked, config, journal, progress.advance)
     ids = [prompt.id for prompt in chosen]

@@ -1,6 +1,7 @@
 """What an output depends on, beside the request: hashes of models and code, and the environment.
 
-Loads no model library by itself, but for `describe_setup` and `describe_numbers`.
+Loads no model library by itself, but for `describe_setting`, `describe_setup` and
+`describe_numbers`.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.fingerprint import hash_files
 from blockdraft.core.machine import cpu_features, cpu_name
-from blockdraft.measure.provenance import versions
+from blockdraft.measure.provenance import describe_environment, versions
 
 PACKAGE = Path(__file__).parents[1]
 KERNELS = PACKAGE / "kernels"
@@ -72,6 +73,17 @@ class LoadedTarget(Protocol):
     num_threads: int
 
 
+def describe_setting(loaded: LoadedTarget) -> dict[str, Any]:
+    """What is needed to repeat a measurement or a proof, as plain values for JSON."""
+    import torch
+
+    return {
+        **describe_environment(),
+        "threads": torch.get_num_threads(),
+        "config": asdict(loaded.config) | {"dtype": _name(loaded.dtype), "device": loaded.device},
+    }
+
+
 def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
     """What the bits of a target's logits depend on, flat, as plain values for JSON.
 
@@ -95,7 +107,7 @@ def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
     settings = {name: value for name, value in config if name not in _NEUTRAL}
     is_cuda = torch.device(loaded.device).type == "cuda"
     return {
-        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "dtype": _name(loaded.dtype),
         "device": loaded.device,
         **settings,
         "threads": loaded.num_threads,
@@ -112,3 +124,7 @@ def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
         "code": hash_code(),
         **versions(_PACKAGES),
     }
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

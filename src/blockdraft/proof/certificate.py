@@ -1,5 +1,6 @@
 """The certificate: what was proven of what, where and how, as plain values for JSON."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,18 +9,17 @@ from typing import Any
 from blockdraft.kernels.backends import describe_kernels
 from blockdraft.llm import LLM
 from blockdraft.measure.identity import (
+    describe_setting,
     hash_code,
     hash_kernels,
     hash_model,
     hash_text,
     hash_tokenizer,
 )
-from blockdraft.measure.setting import describe_setting
 from blockdraft.proof.cases import Case
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.findings import Findings, WayCheck
-from blockdraft.proof.fingerprint import hash_prompts, hash_value
 from blockdraft.proof.replay import FORMAT, KIND
 from blockdraft.proof.ways import Output
 
@@ -105,3 +105,20 @@ def hash_output(output: Output) -> str:
         del values["acceptance"], values["num_reused"]
         samples.append(values)
     return hash_value(samples)
+
+
+def hash_prompts(prompts: Sequence[ProofPrompt]) -> str:
+    """SHA-256 over what is asked; the same as that of certificates which know no system message."""
+    return hash_value([_facts(prompt) for prompt in prompts])
+
+
+def _facts(prompt: ProofPrompt) -> dict[str, Any]:
+    facts = asdict(prompt)
+    if prompt.system is None:
+        del facts["system"]
+    return facts
+
+
+def hash_value(value: Any) -> str:
+    """SHA-256 of plain values. Floats count to the last bit: JSON writes them to be read back."""
+    return hash_text(json.dumps(value, sort_keys=True))

@@ -18,7 +18,7 @@ from blockdraft.proof.config import ProofConfig
 KIND = "blockdraft proof"
 FORMAT = 1
 _NEEDED: Mapping[str, type] = {
-    **dict.fromkeys(("config", "proof", "hashes", "versions", "machine"), dict),
+    **dict.fromkeys(("config", "proof", "hashes", "versions", "machine", "kernels"), dict),
     "cases": list,
     "threads": int,
 }
@@ -55,8 +55,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
     if missing := [name for name in _NEEDED if name not in found]:
         raise ConfigError(f"{path} lacks {', '.join(missing)}; {remedy}")
     # What only the comparison needs would be found damaged after all has been decoded again.
-    kinds = {**_NEEDED, "kernels": dict}
-    odd = [name for name, kind in kinds.items() if not isinstance(found.get(name, kind()), kind)]
+    odd = [name for name, kind in _NEEDED.items() if not isinstance(found[name], kind)]
     if not odd and not all(map(_is_case, found["cases"])):
         odd = ["cases"]
     if odd:
@@ -122,8 +121,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
         *_changed("machine", before["machine"], now["machine"]),
         *_changed("versions", before["versions"], now["versions"]),
         *_changed("hashes", before["hashes"], now["hashes"]),
-        # Certificates of earlier versions do not say which kernels ran.
-        *_changed("kernels", before.get("kernels", {}), now["kernels"]),
+        *_changed("kernels", before["kernels"], now["kernels"]),
         *_changed(
             "outputs", *({case_id: own.get(case_id) for case_id in compared} for own in outputs)
         ),

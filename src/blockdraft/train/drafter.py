@@ -1,6 +1,5 @@
 """The drafter that a run starts from."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,11 +138,6 @@ def feature_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]
             "read; give at most so many"
         )
     return tuple(i * (num_target_layers - 1) // (num_features - 1) for i in range(num_features))
-
-
-def with_block_size(config: DraftConfig, block_size: int) -> DraftConfig:
-    """The same drafter with longer or shorter blocks; its weights fit any."""
-    return dataclasses.replace(config, block_size=block_size)
 
 
 def copy_target_layers(model: DraftModel, target: PreTrainedModel) -> None:

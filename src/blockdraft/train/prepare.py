@@ -25,7 +25,7 @@ from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.supported import check_supported
 from blockdraft.models.target.loading import check_pair, resolve_dtype
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
+from blockdraft.train.drafter import copy_target_layers, draft_config_for
 from blockdraft.train.features import KEY
 from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.run_folder import BESIDE, BEST, LAST
@@ -249,7 +249,8 @@ def start_shape(
                 f"{name} is {getattr(config, name)}, and the drafter of init_from, "
                 f"{config.init_from}, has {own}; leave one of the two out"
             )
-    shape = with_block_size(found, config.block_size)
+    # Weights fit blocks of any size.
+    shape = replace(found, block_size=config.block_size)
     check_pair(target, shape)
     if used := count_answer_tokens(examples)[shape.mask_token_id]:
         logger.warning(

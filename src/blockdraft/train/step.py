@@ -92,10 +92,8 @@ class StepStats:
 def accumulate_gradients(
     drafter: TrainedDrafter,
     target: FrozenTarget,
-    batch: Batch,
+    part: Part,
     states: Tensor,
-    anchors: Anchors,
-    vocabulary: LossVocabulary,
     config: TrainConfig,
     scale: float,
     num_groups: int,
@@ -109,24 +107,22 @@ def accumulate_gradients(
     Args:
         drafter: of any kind.
         target: gives embedding and head.
-        batch: the tokens.
+        part: the tokens, anchors [b, A] in them, and the vocabulary of the loss.
         states: [b, S, (K + 1) * D], see `FrozenTarget.states`.
-        anchors: [b, A].
-        vocabulary: of the loss.
         config: of the run.
         scale: one over the slots of the whole step, see `num_possible_slots`.
         num_groups: draft forwards, see `Anchors.num_groups`; more than are needed add nothing.
     """
     features, final_states = target.split(states)
-    context = drafter.context(features, batch, target.embed_weight)
+    context = drafter.context(features, part.batch, target.embed_weight)
     leaves = [tensor.detach().requires_grad_() for tensor in context]
     nll, distill, selector, count = 0.0, 0.0, 0.0, 0
     for number in range(num_groups):
         size = config.anchors_per_forward
-        group = anchors.group(number * size, size)
-        blocks = drafter.blocks(batch, group)
+        group = part.anchors.group(number * size, size)
+        blocks = drafter.blocks(part.batch, group)
         hidden = drafter.slots(leaves, blocks, group, target.embed_weight)
-        result = group_loss(drafter, hidden, final_states, blocks, group, vocabulary, config)
+        result = group_loss(drafter, hidden, final_states, blocks, group, part.vocabulary, config)
         (result.loss * scale).backward()  # type: ignore[no-untyped-call]
         keep = blocks.keep.flatten(0, 1)
         nll += float((result.nll * keep).sum())

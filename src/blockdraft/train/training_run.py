@@ -316,15 +316,7 @@ class TrainingRun:
         if num_groups == 0:
             return StepStats(0.0, 0.0, 0.0, 0)
         return accumulate_gradients(
-            self.drafter,
-            self.target,
-            own.batch,
-            states,
-            own.anchors,
-            own.vocabulary,
-            self.config,
-            scale,
-            num_groups,
+            self.drafter, self.target, own, states, self.config, scale, num_groups
         )
 
     def _log_step(

@@ -1,11 +1,8 @@
 import gzip
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.measures import Measures
@@ -19,7 +16,6 @@ from blockdraft.bench.speed.figures import (
     groups_of,
 )
 from blockdraft.bench.speed.report import LEGEND, table
-from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import (
     BUNDLED,
     BenchPrompt,
@@ -27,31 +23,15 @@ from blockdraft.bench.workload import (
     first_of_each_category,
     read_workload,
 )
-from blockdraft.cli.main import app
 from blockdraft.core.errors import BlockdraftError, ConfigError, RequestError
-from blockdraft.core.plan import Proposal
 from blockdraft.llm import LLM
-from blockdraft.measure.acceptance import AcceptanceStats
+from tests.bench_results import measurement
+from tests.command_line import run, shown
 
 
 @pytest.fixture(scope="module")
 def llm(folders):
     return LLM(*folders, dtype="float32")
-
-
-def stats(*committed):
-    result = AcceptanceStats()
-    for num_tokens in committed:
-        result.record(num_tokens, Proposal.chain([0] * 5, "test"), range(num_tokens - 1))
-    return result
-
-
-def measurement(category, num_tokens, plain_s, drafted_s, *, looping=False, identical=True):
-    ids = tuple([1] * num_tokens if looping else range(num_tokens))
-    drafted = TimedOutput(ids, drafted_s, drafted_s / 2, stats(*[2] * (num_tokens // 2)))
-    plain = TimedOutput(ids if identical else ids[:-1], plain_s, plain_s / 2)
-    prompt = BenchPrompt("1", category, f"{num_tokens} words")
-    return Measurement(prompt, plain, drafted, TimedOutput(ids, 8.0, 4.0))
 
 
 def test_bundled_prompts_are_four_of_each_kind():
@@ -129,25 +109,20 @@ def test_every_definition_is_a_figure():
 
 
 def test_the_table_fits_80_columns():
-    console = Console(width=80, file=io.StringIO())
     one = measurement("rewriting", 10, 0.04, 0.01)
     straight = [replace(one, prompt=replace(one.prompt, id=str(n))) for n in range(16)]
-    console.print(table("title", groups_of(straight)))
-    text = console.file.getvalue()
+    text = shown(table("title", groups_of(straight)))
     assert "4.00-4.00" in text
     assert "16/16" in text
-    assert "…" not in text
     assert WITHOUT_LOOPS not in text
-    console.print(table("title", groups_of([*straight, measurement("a", 40, 2, 1, looping=True)])))
-    assert WITHOUT_LOOPS in console.file.getvalue()
+    looping = measurement("a", 40, 2, 1, looping=True)
+    assert WITHOUT_LOOPS in shown(table("title", groups_of([*straight, looping])))
     assert max(map(len, LEGEND.splitlines())) <= 80
 
 
 def test_single_tokens_have_no_tau_in_the_table():
-    console = Console(width=80, file=io.StringIO())
     rows = [measurement("one", 1, 0.9, 0.5), measurement("two", 2, 0.9, 0.5)]
-    console.print(table("title", groups_of(rows)))
-    lines = console.file.getvalue().splitlines()
+    lines = shown(table("title", groups_of(rows))).splitlines()
     rows = {line.split()[0]: line for line in lines if line.split()}
     assert "0.00" not in rows["one"]
     assert "2.00" in rows["two"]
@@ -193,22 +168,22 @@ def test_speed_writes_a_whole_report(pair, tmp_path):
     output = tmp_path / "report.json"
     options = [*pair, "--limit", "2", "--max-tokens", "6", "--no-transformers"]
     options += ["--output", str(output)]
-    result = CliRunner().invoke(app, ["bench", "speed", "--prompts", str(BUNDLED), *options])
+    result = run("bench", "speed", "--prompts", BUNDLED, *options)
     assert result.exit_code == 0, result.output
     report = json.loads(output.read_text(encoding="utf-8"))
     assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
     assert report["config"]["dtype"] == "float32"
-    (run,) = report["runs"]
-    assert run["figures"][ALL]["num_identical"] == 2
+    (only,) = report["runs"]
+    assert only["figures"][ALL]["num_identical"] == 2
     asked = chosen(read_workload(BUNDLED), 2, seed=0)
     assert all(prompt.category in result.stdout for prompt in asked)
-    assert [prompt["id"] for prompt in run["prompts"]] == [prompt.id for prompt in asked]
-    assert run["figures"][ALL]["transformers"] is None
+    assert [prompt["id"] for prompt in only["prompts"]] == [prompt.id for prompt in asked]
+    assert only["figures"][ALL]["transformers"] is None
 
 
 def test_a_report_that_could_not_be_written_is_refused_at_once(tmp_path):
     for output in (tmp_path, tmp_path / "none" / "report.json"):
-        result = CliRunner().invoke(app, ["bench", "demo", "--output", str(output)])
+        result = run("bench", "demo", "--output", output)
         assert result.exit_code == 2
         assert "cannot write" in result.stderr
 
@@ -216,7 +191,7 @@ def test_a_report_that_could_not_be_written_is_refused_at_once(tmp_path):
 def test_the_demo_fails_if_an_output_differs(pair, monkeypatch):
     monkeypatch.setattr(Measurement, "identical", property(lambda self: False))
     options = [*pair, "--per-kind", "1", "--max-tokens", "4", "--no-transformers", "--json"]
-    result = CliRunner().invoke(app, ["bench", "demo", *options])
+    result = run("bench", "demo", *options)
     assert result.exit_code == 1
     temperatures = [run["config"]["temperature"] for run in json.loads(result.stdout)["runs"]]
     assert temperatures == [0.0, 0.7]

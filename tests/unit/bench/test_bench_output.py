@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blockdraft.bench.speed.journal import SpeedJournal
+from blockdraft.bench.speed.bench import SpeedJournal
 from blockdraft.cli.output import check_not_read
 from tests.command_line import refusal
 

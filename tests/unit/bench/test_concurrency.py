@@ -1,10 +1,7 @@
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, check_drafts, fixed, in_turn
@@ -25,28 +22,22 @@ from blockdraft.bench.load.concurrency_report import (
 from blockdraft.bench.measures import Measures, Spread
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cache.pages import Pages
-from blockdraft.cli import options
-from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError, RequestError
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.diagnose.explain.run import check_explains
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
-from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
+from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM, run_bench
+from tests.bench_results import PROMPTS
+from tests.command_line import shown
 
-PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "a2", "a3", "b1")]
 SMALL = ConcurrencyConfig(concurrency=(1, 2), num_requests=4, repeats=3, max_tokens=41)
 
 
 @pytest.fixture
 def llm(monkeypatch):
     return FakeLLM().patch_clock(monkeypatch)
-
-
-def run_cli(monkeypatch, llm, *arguments):
-    monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
-    return CliRunner().invoke(app, ["bench", "concurrency", *map(str, arguments)])
 
 
 def test_prompts_are_mixed_and_repeated():
@@ -243,13 +234,10 @@ def test_the_table_fits_80_columns():
         *(32, "fixed 15", wide, wide, Spread(1.234, 0.98, 12.3)),
         *(31.4, 12.34, 0.5, 15.0, {15: 9, 0: 1}, 15.0, 96, 96, None, None),
     )
-    console = Console(width=80, file=io.StringIO())
-    console.print(concurrency_table("title", [row]))
-    text = console.file.getvalue()
+    text = shown(concurrency_table("title", [row]))
     # One line for the row: title, blank, two of headings, a rule, the row, blank.
     assert len(text.splitlines()) == 7
     assert "1200-1301" in text
-    assert "…" not in text
     assert max(map(len, CONCURRENCY_LEGEND.splitlines())) <= 80
     assert depth_lines([row]) == []
 
@@ -306,7 +294,7 @@ def test_there_are_as_many_requests_as_the_largest_point():
 def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     output = tmp_path / "report.json"
     arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--repeats", 2, "--output", output]
-    result = run_cli(monkeypatch, llm, *arguments)
+    result = run_bench(monkeypatch, llm, "concurrency", *arguments)
     assert result.exit_code == 0, result.output
     assert "adaptive, 2 at once" in result.stdout
     assert "greedy, up to 8 requests of at most 11 tokens" in result.stdout
@@ -321,35 +309,22 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     assert [len(request["token_ids"]) for request in run["requests"]] == [11] * 4
 
 
-def interrupt_two_at_once(llm):
-    """Ctrl-C when the second point begins."""
-    real = llm.generate
-
-    def generate(*args):
-        if llm.engine.scheduler.max_running == 2:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    llm.generate = generate
-    return real
-
-
 def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
-    arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--repeats", 2]
     output = tmp_path / "report.json"
-    assert run_cli(monkeypatch, llm, *arguments, "--output", output).exit_code == 0
+    arguments = ["concurrency", "--concurrency", "1,2", "--max-tokens", 11, "--repeats", 2]
+    arguments += ["--output", output]
+    assert run_bench(monkeypatch, llm, *arguments).exit_code == 0
     whole = json.loads(output.read_text(encoding="utf-8"))
     output.unlink()
-    real = interrupt_two_at_once(llm)
-    broken_off = run_cli(monkeypatch, llm, *arguments, "--output", output)
+    with llm.interrupted(at_once=2):
+        broken_off = run_bench(monkeypatch, llm, *arguments)
     assert broken_off.exit_code == INTERRUPTED
     assert "has what was measured, and the same command goes on" in broken_off.stderr
-    llm.generate = real
-    refused = run_cli(monkeypatch, llm, *arguments, "--seed", 1, "--output", output)
+    refused = run_bench(monkeypatch, llm, *arguments, "--seed", 1)
     assert refused.exit_code == MISTAKE
     assert "of a run with other seed, which cannot be gone on with" in refused.stderr
     llm.calls.clear()
-    assert run_cli(monkeypatch, llm, *arguments, "--output", output).exit_code == 0
+    assert run_bench(monkeypatch, llm, *arguments).exit_code == 0
     assert {at_once for _, at_once, _, _ in llm.calls} == {2}
     again = json.loads(output.read_text(encoding="utf-8"))
     tokens = [
@@ -361,9 +336,10 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
 
 
 def test_a_ledger_starts_anew(monkeypatch, llm, tmp_path):
-    interrupt_two_at_once(llm)
     arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--ledger"]
-    result = run_cli(monkeypatch, llm, *arguments, "--output", tmp_path / "report.json")
+    arguments += ["--output", tmp_path / "report.json"]
+    with llm.interrupted(at_once=2):
+        result = run_bench(monkeypatch, llm, "concurrency", *arguments)
     assert result.exit_code == INTERRUPTED
     assert "interrupted" in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -373,13 +349,13 @@ def test_a_ledger_starts_anew(monkeypatch, llm, tmp_path):
 def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, exact, status):
     llm = FakeLLM(broken=("adaptive",))
     arguments = ["--concurrency", 2, "--max-tokens", 5, "--exact", exact, "--json"]
-    result = run_cli(monkeypatch, llm, *arguments)
+    result = run_bench(monkeypatch, llm, "concurrency", *arguments)
     assert result.exit_code == status
     figures = json.loads(result.stdout)["figures"]
     assert [row["num_identical"] for row in figures] == [24, 24, 0]
 
 
 def test_a_point_that_is_no_number_is_refused_before_loading(monkeypatch):
-    result = run_cli(monkeypatch, None, "--concurrency", "1,two")
+    result = run_bench(monkeypatch, None, "concurrency", "--concurrency", "1,two")
     assert result.exit_code == 2
     assert "concurrency is '1,two'; give numbers such as 1,2,4" in result.stderr

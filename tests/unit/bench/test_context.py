@@ -1,47 +1,32 @@
 import gzip
-import io
 import json
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.config import WARM_UP_TOKENS, ContextConfig
 from blockdraft.bench.context.bench import (
     CONTEXT_DEFINITIONS,
     ContextFigures,
+    ContextJournal,
     context_figures,
     measure_context,
 )
-from blockdraft.bench.context.journal import ContextJournal
 from blockdraft.bench.context.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.context.prose import Prose, python_help, read_prose
 from blockdraft.bench.context.report import CONTEXT_LEGEND, clipped_lines, context_table
 from blockdraft.bench.measures import Rate, Spread
-from blockdraft.cli import options
-from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
-from tests.bench_fakes import FakeLLM
-from tests.tiny import HIDDEN_SIZE, NUM_LAYERS, tiny_drafter_folder, tiny_target_folder
+from tests.bench_fakes import FakeLLM, run_bench
+from tests.command_line import shown
+from tests.tiny import HIDDEN_SIZE, NUM_LAYERS
 
 LINES = Prose("lines", "".join(f"{index:09}\n" for index in range(200)))
 SMALL = ContextConfig(lengths=(20, 600), passages=3, max_tokens=41)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return {"folder": tiny_target_folder(root), "drafter_folder": tiny_drafter_folder(root)}
-
-
 @pytest.fixture
 def llm(monkeypatch, folders):
-    return FakeLLM(**folders).patch_clock(monkeypatch)
-
-
-def run_cli(monkeypatch, llm, *arguments):
-    monkeypatch.setattr(options, "load_llm", lambda config, check: llm)
-    return CliRunner().invoke(app, ["bench", "context", *map(str, arguments)])
+    return FakeLLM(folder=folders[0], drafter_folder=folders[1]).patch_clock(monkeypatch)
 
 
 def test_every_python_has_a_long_text():
@@ -119,12 +104,12 @@ def test_a_fixed_depth_takes_the_place_of_the_adaptive_one(llm):
     assert {call[0] for call in llm.calls} == {0, 15}
 
 
-def test_keys_and_values_are_counted_from_the_configs(folders):
+def test_keys_and_values_are_counted_from_the_configs(llm):
     # 2 key-value heads of 16, a key and a value, 2 bytes each; the drafter has 2 layers.
     assert HIDDEN_SIZE == 4 * 16
     of_layer = 2 * 2 * 16 * 2
-    assert kv_bytes_per_token(FakeLLM(**folders)) == KVBytes(NUM_LAYERS * of_layer, 2 * of_layer)
-    alone = FakeLLM(folder=folders["folder"], drafter_folder=None)
+    assert kv_bytes_per_token(llm) == KVBytes(NUM_LAYERS * of_layer, 2 * of_layer)
+    alone = FakeLLM(folder=llm.folder, drafter_folder=None)
     assert kv_bytes_per_token(alone).draft == 0
 
 
@@ -167,33 +152,20 @@ def test_every_definition_is_a_figure():
 def test_the_table_fits_80_columns():
     row = ContextFigures(
         *(131072, 131000, 3, Rate(1234.5, 1234.5), Rate(12345.6, 12345.6)),
-        *(
-            Spread(12.3, 0.5, 12.4),
-            1.23,
-            Spread(1.23, 0.98, 12.4),
-            123.4,
-            123.4,
-            12.34,
-            0.5,
-            12.3,
-            {15: 9},
-            15.0,
-        ),
+        *(Spread(12.3, 0.5, 12.4), 1.23, Spread(1.23, 0.98, 12.4), 123.4, 123.4),
+        *(12.34, 0.5, 12.3, {15: 9}, 15.0),
         *(KVBytes(12_345_000_000, 1_234_000_000), 3),
     )
-    console = Console(width=80, file=io.StringIO())
-    console.print(context_table("title", [row]))
-    text = console.file.getvalue()
+    text = shown(context_table("title", [row]))
     assert len(text.splitlines()) == 7
     assert "12345+1234" in text
-    assert "…" not in text
     assert max(map(len, CONTEXT_LEGEND.splitlines())) <= 80
 
 
 def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     output = tmp_path / "report.json"
     arguments = ["--lengths", "20,600", "--passages", 2, "--max-tokens", 11, "--output", output]
-    result = run_cli(monkeypatch, llm, *arguments)
+    result = run_bench(monkeypatch, llm, "context", *arguments)
     assert result.exit_code == 0, result.output
     assert "the prompt has 501" in result.stdout
     report = json.loads(output.read_text(encoding="utf-8"))
@@ -210,7 +182,7 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
     text.write_text(LINES.text, encoding="utf-8")
     arguments = ["--text", text, "--lengths", "20,30", "--passages", 2, "--max-tokens", 11]
     arguments += ["--output", output]
-    assert run_cli(monkeypatch, llm, *arguments).exit_code == 0
+    assert run_bench(monkeypatch, llm, "context", *arguments).exit_code == 0
     whole = json.loads(output.read_text(encoding="utf-8"))
     output.unlink()
     llm.calls.clear()
@@ -221,17 +193,17 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
         return real(*args)
 
     llm.generate = broken
-    broken_off = run_cli(monkeypatch, llm, *arguments)
+    broken_off = run_bench(monkeypatch, llm, "context", *arguments)
     assert broken_off.exit_code == INTERRUPTED
     assert "has what was measured, and the same command goes on" in broken_off.stderr
     llm.generate = real
     text.write_text(LINES.text[:-1], encoding="utf-8")
-    refused = run_cli(monkeypatch, llm, *arguments)
+    refused = run_bench(monkeypatch, llm, "context", *arguments)
     assert refused.exit_code == MISTAKE
     assert "of a run with other prompts, which cannot be gone on with" in refused.stderr
     text.write_text(LINES.text, encoding="utf-8")
     llm.calls.clear()
-    assert run_cli(monkeypatch, llm, *arguments).exit_code == 0
+    assert run_bench(monkeypatch, llm, "context", *arguments).exit_code == 0
     assert len(llm.calls) == (2 + 2) + (2 + 4)
     again = json.loads(output.read_text(encoding="utf-8"))
     tokens = [
@@ -245,23 +217,23 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
 def test_a_passage_that_is_cut_to_another_length_is_measured_again(llm, tmp_path):
     """How much fits depends on the memory that is free."""
     config = ContextConfig(lengths=(20, 600), passages=1, max_tokens=5)
-    measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j", {}))
+    measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j"))
     llm.calls.clear()
     llm.engine.target.max_context = 400
-    found = measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j", {}))
+    found = measure_context(llm, LINES, config, journal=ContextJournal(tmp_path / "j"))
     assert [one.prompt_len for one in found] == [20, 395]
     assert {len(prompt) for _, _, (prompt,), _ in llm.calls} == {395}
 
 
 @pytest.mark.parametrize(("exact", "status"), [("on", 1), ("off", 0)])
 def test_an_output_that_differs_fails_where_exactness_is_promised(
-    monkeypatch, folders, tmp_path, exact, status
+    monkeypatch, llm, tmp_path, exact, status
 ):
     text = tmp_path / "text.txt"
     text.write_text(LINES.text, encoding="utf-8")
-    llm = FakeLLM(broken=("adaptive",), **folders)
+    llm.broken = ("adaptive",)
     arguments = ["--text", text, "--lengths", 20, "--max-tokens", 5, "--exact", exact, "--json"]
-    result = run_cli(monkeypatch, llm, *arguments)
+    result = run_bench(monkeypatch, llm, "context", *arguments)
     assert result.exit_code == status
     report = json.loads(result.stdout)
     assert report["text"]["source"] == str(text)

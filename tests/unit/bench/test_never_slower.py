@@ -1,9 +1,6 @@
-import io
 import json
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.bad_drafters import make_bad
 from blockdraft.bench.config import NeverSlowerConfig
@@ -21,11 +18,11 @@ from blockdraft.bench.load.never_slower import (
 from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
-from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
 from blockdraft.core.plan import ROOT, Proposal, Tree
 from blockdraft.llm import LLM
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
+from tests.command_line import run, shown
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "b1")]
@@ -104,31 +101,12 @@ def test_every_definition_is_a_figure():
 def test_the_table_fits_80_columns():
     wide, ratio = Spread(1234.5, 1200.4, 1300.6), Spread(0.987, 0.95, 12.3)
     row = PairFigures(
-        *(
-            32,
-            5,
-            61.0,
-            wide,
-            wide,
-            ratio,
-            1.013,
-            1.047,
-            True,
-            0.9375,
-            12.34,
-            15.0,
-            {15: 9},
-            15.0,
-            3200,
-            3200,
-        ),
+        *(32, 5, 61.0, wide, wide, ratio, 1.013, 1.047, True, 0.9375),
+        *(12.34, 15.0, {15: 9}, 15.0, 3200, 3200),
     )
-    console = Console(width=80, file=io.StringIO())
-    console.print(never_slower_table("title", [row]))
-    text = console.file.getvalue()
+    text = shown(never_slower_table("title", [row]))
     assert len(text.splitlines()) == 7
     assert "0.987 0.950-12.300" in text
-    assert "…" not in text
     assert max(map(len, NEVER_SLOWER_LEGEND.splitlines())) <= 80
 
 
@@ -211,7 +189,7 @@ def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
     output = tmp_path / "report.json"
     arguments = ["--concurrency", "1,2", "--seconds", "0.5", "--pairs", "2", "--max-tokens", "5"]
     arguments += ["--bad-drafter", fault, "--output", str(output)]
-    result = CliRunner().invoke(app, ["bench", "never-slower", *arguments])
+    result = run("bench", "never-slower", *arguments)
     assert result.exit_code == 0, result.output
     assert "up to 8 requests of at most 5 tokens" in result.stdout
     assert loaded == ["auto", None]
@@ -227,25 +205,19 @@ def test_an_ended_command_goes_on(monkeypatch, sides, tmp_path):
     llm, baseline = sides
     monkeypatch.setattr(options, "load_llm", lambda c, check=None: llm if c.drafts else baseline)
     monkeypatch.setattr("blockdraft.bench.bad_drafters.make_bad", lambda llm, fault: None)
-    output, real = tmp_path / "report.json", llm.generate
+    output = tmp_path / "report.json"
     arguments = ["bench", "never-slower", "--concurrency", "1,2", "--seconds", "0.5"]
     arguments += ["--pairs", "2", "--max-tokens", "5", "--output", str(output)]
 
-    def broken(*args):
-        if llm.engine.scheduler.max_running == 2:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    llm.generate = broken
-    broken_off = CliRunner().invoke(app, arguments)
+    with llm.interrupted(at_once=2):
+        broken_off = run(*arguments)
     assert broken_off.exit_code == INTERRUPTED
     assert "has what was measured, and the same command goes on" in broken_off.stderr
-    llm.generate = real
-    refused = CliRunner().invoke(app, [*arguments, "--bad-drafter", "wrong"])
+    refused = run(*arguments, "--bad-drafter", "wrong")
     assert refused.exit_code == MISTAKE
     assert "of a run with other --bad-drafter, which cannot be gone on with" in refused.stderr
     llm.calls.clear()
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert run(*arguments).exit_code == 0
     assert {at_once for _, at_once, _, _ in llm.calls} == {2}
     report = json.loads(output.read_text(encoding="utf-8"))
     assert [pair["concurrency"] for pair in report["pairs"]] == [1, 1, 2, 2]
@@ -258,7 +230,7 @@ def test_an_output_that_differs_fails(monkeypatch, sides):
     llm.broken = ("adaptive",)
     monkeypatch.setattr(options, "load_llm", lambda c, check=None: llm if c.drafts else baseline)
     arguments = ["--concurrency", "1", "--seconds", "0.5", "--pairs", "1", "--max-tokens", "5"]
-    result = CliRunner().invoke(app, ["bench", "never-slower", "--json", *arguments])
+    result = run("bench", "never-slower", "--json", *arguments)
     assert result.exit_code == 1
     (row,) = json.loads(result.stdout)["figures"]
     assert (row["num_identical"], row["num_outputs"]) == (4, 8)

@@ -15,7 +15,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from typer.testing import CliRunner
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.outside import engines, environments, others
@@ -28,11 +27,10 @@ from blockdraft.bench.outside.process import EngineProcess
 from blockdraft.bench.speed.bench import SpeedBench
 from blockdraft.bench.speed.report import json_report
 from blockdraft.bench.workload import BUNDLED, read_workload
-from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
 from tests.bench_fakes import FakeLLM
-from tests.command_line import refusal
+from tests.command_line import refusal, run
 from tests.serving import running_server
 from tests.tiny import edit_json, tiny_drafter_folder
 from tests.tiny_gguf import write_gguf
@@ -538,7 +536,7 @@ def test_the_command_shows_engines_and_reasons(pair, tmp_path, monkeypatch):
     monkeypatch.setitem(ENGINES, "fake", OutsideEngine("fake", worker, "plain"))
     options = [*pair, "--limit", "1", "--max-tokens", "4", "--output", str(tmp_path / "speed.json")]
     options += ["--against", "fake,transformers-assisted"]
-    result = CliRunner().invoke(app, ["bench", "speed", "--prompts", str(BUNDLED), *options])
+    result = run("bench", "speed", "--prompts", BUNDLED, *options)
     assert result.exit_code == 0, result.output
     assert "other engines" in result.stdout
     assert "transformers-assisted, 1 of 1 prompts: not asked: cannot be set up" in result.stdout

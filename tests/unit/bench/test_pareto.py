@@ -1,4 +1,3 @@
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -6,8 +5,6 @@ from shutil import copytree
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench import decode
 from blockdraft.bench.config import ParetoConfig
@@ -27,13 +24,12 @@ from blockdraft.bench.load.pareto_report import (
 )
 from blockdraft.bench.load.repeats import RepeatJournal
 from blockdraft.bench.measures import Spread
-from blockdraft.cli import options
-from blockdraft.cli.main import app
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.bench_fakes import FakeLLM
+from tests.bench_fakes import FakeLLM, run_bench
 from tests.bench_results import PARETO, PROMPTS, SLOWDOWN
+from tests.command_line import run_json, shown
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 SHORT = {
@@ -47,11 +43,6 @@ CURVE = [CurvePoint(100.0, 100.0), CurvePoint(80.0, 300.0), CurvePoint(40.0, 500
 @pytest.fixture
 def llm(monkeypatch):
     return FakeLLM(slowdown=SLOWDOWN).patch_clock(monkeypatch)
-
-
-def run_cli(monkeypatch, llm, *arguments):
-    monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
-    return CliRunner().invoke(app, ["bench", "pareto", *map(str, arguments)])
 
 
 def test_a_curve_is_read_between_its_points():
@@ -170,9 +161,7 @@ def test_single_tokens_have_no_speed_to_compare(llm):
 
     equally_fast, equally_much = readings(list(map(ended, repeats)))
     assert all(row.ratio.median >= 1 for row in equally_fast)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(reading_table("title", "in total", equally_much))
-    assert console.export_text().count("single tokens") == 3
+    assert shown(reading_table("title", "in total", equally_much)).count("single tokens") == 3
 
 
 def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
@@ -184,7 +173,7 @@ def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
     assert len(kept) == 1 + 3 * 2
     path.write_text("".join(kept[:4]) + kept[4][:100], encoding="utf-8")  # ended while writing
     journal = RepeatJournal(path, settings)
-    assert list(journal.repeats) == [(1, 0), (1, 1), (2, 0)]
+    assert list(journal.done) == [(1, 0), (1, 1), (2, 0)]
     llm.calls.clear()
     again = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, journal)
     assert {at_once for _, at_once, _, _ in llm.calls} == {2, 4}
@@ -213,7 +202,7 @@ def test_a_journal_of_another_run_is_refused(tmp_path):
 def test_the_command_writes_a_whole_result_and_no_journal(monkeypatch, llm, tmp_path):
     output = tmp_path / "pareto.json"
     arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--repeats", 2, "--output", output]
-    result = run_cli(monkeypatch, llm, *arguments, "--parts")
+    result = run_bench(monkeypatch, llm, "pareto", *arguments, "--parts")
     assert result.exit_code == 0, result.output
     assert "in total, over plain, where users are equally fast" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["pareto.json"]
@@ -228,23 +217,15 @@ def test_the_command_writes_a_whole_result_and_no_journal(monkeypatch, llm, tmp_
 
 
 def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
-    arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--repeats", 1]
-    arguments += ["--output", tmp_path / "pareto.json"]
-    real = llm.generate
-
-    def broken(prompts, params):
-        if llm.engine.scheduler.max_running == 2:
-            raise KeyboardInterrupt
-        return real(prompts, params)
-
-    monkeypatch.setattr(llm, "generate", broken)
-    assert run_cli(monkeypatch, llm, *arguments).exit_code == 130
+    arguments = ["pareto", "--concurrency", "1,2", "--max-tokens", 11, "--repeats", 1, "--output"]
+    output = tmp_path / "pareto.json"
+    with llm.interrupted(at_once=2):
+        assert run_bench(monkeypatch, llm, *arguments, output).exit_code == INTERRUPTED
     assert (tmp_path / "pareto.json.part.jsonl").exists()
-    monkeypatch.setattr(llm, "generate", real)
     llm.calls.clear()
-    assert run_cli(monkeypatch, llm, *arguments).exit_code == 0
+    assert run_bench(monkeypatch, llm, *arguments, output).exit_code == 0
     assert {at_once for _, at_once, _, _ in llm.calls} == {2}
-    other = run_cli(monkeypatch, llm, *arguments[:-2], "--output", tmp_path / "other.json")
+    other = run_bench(monkeypatch, llm, *arguments, tmp_path / "other.json")
     assert other.exit_code == 0
 
 
@@ -252,7 +233,7 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
 def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, exact, status):
     llm = FakeLLM(broken=("adaptive",)).patch_clock(monkeypatch)
     arguments = ["--concurrency", 2, "--max-tokens", 5, "--exact", exact, "--json"]
-    result = run_cli(monkeypatch, llm, *arguments)
+    result = run_bench(monkeypatch, llm, "pareto", *arguments)
     assert result.exit_code == status
     assert [p["num_identical"] for p in json.loads(result.stdout)["points"]] == [6, 0]
 
@@ -269,7 +250,7 @@ def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, e
     ],
 )
 def test_bad_options_are_refused_before_loading(monkeypatch, arguments, reason):
-    result = run_cli(monkeypatch, None, *arguments)
+    result = run_bench(monkeypatch, None, "pareto", *arguments)
     assert result.exit_code == 2
     assert reason in result.stderr
 
@@ -279,12 +260,9 @@ def test_a_real_pair_and_its_parts_give_equal_outputs(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the abc of the abc"}\n{"prompt": "b"}\n', encoding="utf-8")
     arguments = [*pair, "--dtype", "float32", "--threads", 1, "--prompts", prompts]
-    arguments += ["--concurrency", "1,2"]
-    arguments += ["--repeats", 1, "--max-tokens", 12, "--parts", "--json"]
+    arguments += ["--concurrency", "1,2", "--repeats", 1, "--max-tokens", 12, "--parts"]
     arguments += ["--also-drafter", copytree(pair[3], tmp_path / "other")]
-    result = CliRunner().invoke(app, ["bench", "pareto", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+    report = run_json("bench", "pareto", *arguments)
     ways = [way["name"] for way in report["ways"]]
     assert ways[0] == "plain"
     assert {"dflash alone", "lookup alone"} <= set(ways)
@@ -315,12 +293,8 @@ def test_the_tables_fit_80_columns(llm):
         replace(point, throughput=Spread(1234.0, 1200.0, 1299.0), num_outputs=96, num_identical=96)
         for point in pareto_points(repeats)
     ]
-    console = Console(width=80, record=True, file=io.StringIO())
-    for table in pareto_tables("title", points):
-        console.print(table)
-    console.print(reading_table("title", "per user", readings(repeats)[0]))
-    text = console.export_text()
-    assert "…" not in text
+    fast = reading_table("title", "per user", readings(repeats)[0])
+    text = shown(*pareto_tables("title", points), fast)
     assert "1200-1299" in text
     assert "below its range" in text or "above its range" in text
     assert max(map(len, PARETO_LEGEND.splitlines())) <= 80
@@ -330,12 +304,11 @@ def test_the_tables_fit_80_columns(llm):
 def test_a_set_by_name_is_asked_with_many_at_once(monkeypatch, llm, tmp_path, command):
     row = {"id": "1", "turns": ["how much?"]}
     (tmp_path / "gsm8k_test.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
-    arguments = ["--prompts", "gsm8k", "--concurrency", "1", "--max-tokens", "4"]
-    missing = CliRunner().invoke(app, ["bench", command, *arguments])
+    arguments = [command, "--prompts", "gsm8k", "--concurrency", "1", "--max-tokens", "4"]
+    missing = run_bench(monkeypatch, llm, *arguments)
     assert "name the folder" in missing.stderr
     arguments += ["--sets", str(tmp_path)]
-    result = CliRunner().invoke(app, ["bench", command, *arguments, *SHORT[command]])
+    result = run_bench(monkeypatch, llm, *arguments, *SHORT[command])
     assert result.exit_code == 0, result.output
     asked = {"".join(map(chr, prompt)) for _, _, prompts, _ in llm.calls for prompt in prompts}
     assert asked == {"how much?" + BOXED_LINE}

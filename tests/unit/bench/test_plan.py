@@ -1,11 +1,8 @@
-import io
 import json
 from math import exp, factorial, inf
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
 from blockdraft.bench.plan import replicas, traffic
 from blockdraft.bench.plan.queueing import (
@@ -22,9 +19,9 @@ from blockdraft.bench.plan.report import PLAN_LEGEND, off_lines, plan_table
 from blockdraft.bench.plan.simulation import Arrival, poisson_arrivals, simulate, simulated_load
 from blockdraft.bench.plan.traffic import read_traffic, steady_traffic
 from blockdraft.bench.result import read_result
-from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from tests.bench_results import pareto_values, speed_values
+from tests.command_line import run, shown
 from tests.rows import write_rows
 
 OUTPUT_LEN = 1001
@@ -62,7 +59,7 @@ def curve(tmp_path, monkeypatch):
 
 
 def run_cli(*arguments):
-    return CliRunner().invoke(app, ["bench", "plan", *map(str, arguments)])
+    return run("bench", "plan", *arguments)
 
 
 @pytest.mark.parametrize("busy", [0.3, 0.7, 0.9])
@@ -310,8 +307,5 @@ def test_a_goal_that_nothing_meets_is_the_answer_no(curve):
 def test_the_table_fits_80_columns(curve):
     traffic = steady_traffic(5.0, 41, None)
     rows = make_plan(read_result(curve), traffic, Goal(first_token_seconds=3.0), 12.5)
-    console = Console(width=80, file=io.StringIO())
-    console.print(plan_table("title", rows))
-    text = console.file.getvalue()
-    assert "…" not in text
+    assert "title" in shown(plan_table("title", rows))
     assert max(map(len, PLAN_LEGEND.splitlines())) <= 80

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from blockdraft.bench.plan.queueing import Goal
 from blockdraft.bench.plan.replicas import make_plan
@@ -39,9 +38,9 @@ from blockdraft.bench.result import (
     read_results,
 )
 from blockdraft.bench.tables import three_digits
-from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from tests.bench_results import write_all
+from tests.command_line import run
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
@@ -75,7 +74,7 @@ def folder(written, tmp_path):
 
 
 def run_cli(*arguments):
-    return CliRunner().invoke(app, ["bench", "report", *map(str, arguments)])
+    return run("bench", "report", *arguments)
 
 
 def changed(path, change):

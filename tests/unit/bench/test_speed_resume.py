@@ -11,11 +11,10 @@ from dataclasses import replace
 import pytest
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.journal import RowJournal
+from blockdraft.bench.journal import Journal
 from blockdraft.bench.outside.interface import Failure, OutsideOutput
 from blockdraft.bench.speed import bench as bench_module
-from blockdraft.bench.speed.bench import SpeedBench
-from blockdraft.bench.speed.journal import SpeedJournal
+from blockdraft.bench.speed.bench import SpeedBench, SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, chosen
 from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, DiskError, RequestError
@@ -128,15 +127,15 @@ def test_half_a_row_is_measured_again(arguments, monkeypatch):
 
 def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path):
     path = tmp_path / "speed.json.part.jsonl"
-    journal = RowJournal(path, {}, "bench speed", dict)
+    journal = Journal(path)
     path.unlink()
     path.symlink_to("/dev/full")
     with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: its disk is full; make room"):
-        journal.write({"run": 0})
+        journal.add((0,), 1)
     path.unlink()
     path.mkdir()
     with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: Is a directory; mend its disk"):
-        journal.write({"run": 0})
+        journal.add((0,), 1)
 
 
 def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, folders):
@@ -194,14 +193,13 @@ def test_failures_of_other_engines_are_kept(tmp_path):
     timed = TimedOutput((1, 2), 2.0, 1.0, largest_gap=0.5)
     samples = {"plain": timed, "outside x": OutsideOutput(timed, 3), "outside y": Failure("died")}
     path = tmp_path / "j.jsonl"
-    SpeedJournal(path, {}).part(1).add(7, 2, samples)
-    journal = SpeedJournal(path, {})
-    assert journal.part(1).find(7, 2) == samples
-    assert journal.part(0).find(7, 2) is None
+    SpeedJournal(path).add((1, 7, 2), samples)
+    journal = SpeedJournal(path)
+    assert journal.done == {(1, 7, 2): samples}
     assert journal.num_found == 1
     path.write_text('{"settings": {}}\n{"run": 1}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="damaged"):
-        SpeedJournal(path, {})
+        SpeedJournal(path)
 
 
 def test_a_later_turn_stands_behind_the_answer(llm, monkeypatch):
@@ -291,8 +289,8 @@ def test_an_answer_that_fails_ends_the_run_and_names_its_prompt(llm, monkeypatch
     monkeypatch.setattr(llm, "generate", failing)
     bench, config = SpeedBench(llm, with_transformers=False), SpeedConfig(max_tokens=6)
     with pytest.raises(AnswerFailed, match=r"prompt b, turn 1: .*it broke"):
-        bench.run(prompts, config, journal=SpeedJournal(path, {}).part(0))
+        bench.run(prompts, config, journal=SpeedJournal(path))
     failing.fails = False
-    journal = SpeedJournal(path, {})
+    journal = SpeedJournal(path)
     assert journal.num_found == 1
-    assert len(bench.run(prompts, config, journal=journal.part(0))) == 2
+    assert len(bench.run(prompts, config, journal=journal)) == 2

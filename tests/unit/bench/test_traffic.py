@@ -9,7 +9,6 @@ import pytest
 
 from blockdraft.bench.config import TrafficConfig
 from blockdraft.bench.decode import PLAIN, Decoder
-from blockdraft.bench.journal import sample_row
 from blockdraft.bench.load import traffic
 from blockdraft.bench.load.traffic import (
     Answer,
@@ -89,7 +88,7 @@ def test_requests_wait_for_their_time_and_for_a_place(llm, monkeypatch):
 def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
     prompts = [llm.tokenizer.encode(text) for text in ("the abc", "ab the ab", "!")]
     requests = draw_requests(replace(CONFIG, abort_share=0.5), 3)
-    repeats = measure_traffic(llm, prompts, requests, CONFIG, TrafficJournal(None, {}))
+    repeats = measure_traffic(llm, prompts, requests, CONFIG, TrafficJournal())
     assert [list(repeat) for repeat in repeats] == [["plain", "adaptive"]] * 2
     assert not llm.engine.progress, "what was given up is forgotten"
     plain, drafted = traffic_figures(repeats, requests)
@@ -116,9 +115,7 @@ def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
 def test_a_different_output_is_counted(llm):
     ids = [llm.tokenizer.encode("the abc")]
     requests = [Request(0.0, 0, 4, 0.0, 0), Request(0.0, 0, 4, 0.0, 0, gone_after=2)]
-    (repeat,) = measure_traffic(
-        llm, ids, requests, replace(CONFIG, repeats=1), TrafficJournal(None, {})
-    )
+    (repeat,) = measure_traffic(llm, ids, requests, replace(CONFIG, repeats=1), TrafficJournal())
     whole, part = repeat["adaptive"].answers
     wrong = Play(1.0, (whole, Answer((part.token_ids[0] + 1, *part.token_ids[1:]), None)))
     _, drafted = traffic_figures([{"plain": repeat["plain"], "adaptive": wrong}], requests)
@@ -198,12 +195,13 @@ def test_bad_options_are_refused_before_anything_is_loaded(arguments, options, r
 
 def test_a_damaged_journal_is_refused_and_left_as_it_is(tmp_path):
     path = tmp_path / "j"
-    timed = sample_row(TimedOutput((1, 2), 2.0, 1.0))
-    timed["acceptance"]["histogram"] = [[1, 2, 3]]
-    cut = {"wall_seconds": 1.0, "answers": [{"token_ids": [1, 2], "timed": timed}]}
-    for play in ({}, cut):
-        text = '{"settings": {}}\n' + json.dumps({"plain": play})
+    played = {"plain": Play(1.0, (Answer((1, 2), TimedOutput((1, 2), 2.0, 1.0)),))}
+    TrafficJournal(path).add((0,), played)
+    assert TrafficJournal(path).done == {(0,): played}
+    whole = path.read_text(encoding="utf-8")
+    for good, bad in (('"answers"', '"other"'), ("[]", "[[1, 2, 3]]"), ('"Play"', '"Pla"')):
+        text = whole.replace(good, bad, 1)
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match="damaged"):
-            TrafficJournal(path, {})
+            TrafficJournal(path)
         assert path.read_text(encoding="utf-8") == text

@@ -13,9 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from blockdraft.cli.main import app
 from blockdraft.core.errors import MISTAKE, NETWORK_FAILED, ConfigError, NetworkError
 from blockdraft.data import endpoint_answers, generate
 from blockdraft.data.answers import Job
@@ -23,6 +21,8 @@ from blockdraft.data.endpoint_answers import KEY_VARIABLE, Endpoint, EndpointWri
 from blockdraft.data.engine_answers import EngineWriter
 from blockdraft.models.target.loading import load_target_model
 from blockdraft.text.tokenizer import load_tokenizer
+from tests.command_line import run
+from tests.rows import write_prompts
 from tests.serving import running_server
 from tests.small_llm import load_llm
 
@@ -93,13 +93,12 @@ def test_our_own_server_answers_as_our_own_engine(folders):
 
 
 def test_data_by_an_endpoint_goes_on(folders, tmp_path, monkeypatch):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(7)), encoding="utf-8")
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 7)
 
     def data(url):
         arguments = ["data", "--target", folders[0], "--output", tmp_path / "out"]
         arguments += ["--prompts", prompts, "--max-tokens", 8, "--endpoint", url]
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+        return run(*arguments)
 
     monkeypatch.setattr(endpoint_answers, "NUM_TRIES", 2)
     left = [3]
@@ -256,7 +255,7 @@ def test_nobody_there(monkeypatch, caplog):
 def test_what_is_no_url_is_refused_before_a_model_is_looked_for(url, tmp_path, monkeypatch):
     monkeypatch.setattr(generate, "resolve_model", lambda _: pytest.fail("looked for the target"))
     arguments = ["--output", str(tmp_path / "out"), "--self-written", "1", "--endpoint", url]
-    result = CliRunner().invoke(app, ["data", *arguments])
+    result = run("data", *arguments)
     assert result.exit_code == MISTAKE
     with pytest.raises(ConfigError, match="is no URL"):
         Endpoint.find(url, None)

@@ -4,20 +4,14 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from blockdraft.cli.main import app
 from blockdraft.core.errors import DISK_FAILED
 from blockdraft.data.answers import LOOP_CHECK_EVERY, Job
 from blockdraft.data.engine_answers import EngineWriter
 from blockdraft.data.shards import read_manifest
-from tests.rows import write_rows
+from tests.command_line import run
+from tests.rows import write_prompts
 from tests.tiny import tiny_target, tiny_target_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_target_folder(tmp_path_factory.mktemp("data"))
 
 
 def jobs(num, max_tokens):
@@ -70,11 +64,11 @@ def test_sampled_answers_of_the_engine_follow_their_seed():
 
 def data(folder, output, *options):
     arguments = ["data", "--target", folder, "--output", output, "--max-tokens", 4, *options]
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return run(*arguments)
 
 
 def prompts_of(tmp_path, num):
-    return write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(num)])
+    return write_prompts(tmp_path / "prompts.jsonl", num)
 
 
 def ids_in(output):

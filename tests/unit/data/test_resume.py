@@ -11,9 +11,7 @@ from dataclasses import replace
 
 import pytest
 from transformers.utils import chat_template_utils
-from typer.testing import CliRunner
 
-from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import folder_lock
 from blockdraft.data.config import DataConfig
@@ -22,18 +20,14 @@ from blockdraft.data.generate import generate_data
 from blockdraft.data.history import is_answered
 from blockdraft.data.shards import read_manifest, read_rows, write_manifest
 from blockdraft.train.texts import are_written
-from tests.rows import write_rows
+from tests.command_line import run
+from tests.rows import write_prompts, write_rows
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE, tiny_target_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_target_folder(tmp_path_factory.mktemp("resume"))
 
 
 @pytest.fixture
 def config(folder, tmp_path):
-    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(6)])
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 6)
     settings = {"output": tmp_path / "out", "target": str(folder), "prompts": (prompts,)}
     return DataConfig(**settings, max_tokens=4, slots=4, dtype="float32", temperatures=(0.0,))
 
@@ -178,7 +172,7 @@ def test_a_disk_without_locks_is_written_to_all_the_same(tmp_path, monkeypatch, 
 
 
 def joined(*arguments):
-    return CliRunner().invoke(app, ["data", *map(str, arguments)])
+    return run("data", *arguments)
 
 
 def answers_in(path, finishes):
@@ -277,7 +271,7 @@ def test_what_is_answered_needs_no_prompts_and_no_target(config):
     assert is_answered(config)
     assert not is_answered(replace(config, max_tokens=5))
     prompts = config.prompts[0]
-    write_rows(prompts, [{"prompt": f"say {n}"} for n in range(7)])
+    write_prompts(prompts, 7)
     assert not is_answered(config)
     prompts.unlink()
     assert not is_answered(config)
@@ -285,13 +279,13 @@ def test_what_is_answered_needs_no_prompts_and_no_target(config):
 
 def test_a_folder_in_use_keeps_its_answers(folder, tmp_path):
     """A second run would write the shards anew that the first one reads."""
-    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(60)])
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 60)
     settings = [f"target={folder}", f"out={tmp_path / 'run'}", "dtype=float32", "tau_limit=0"]
     settings += ["num_features=1", "block_size=2", "min_response_len=2", "held_out_share=0.2"]
     settings += [f"answers.prompts={prompts}", "answers.max_tokens=8"]
     settings += [f"mask_token_id={TEXT_VOCAB_SIZE - 1}"]
     with folder_lock(tmp_path / "run"):
-        ended = CliRunner().invoke(app, ["train", *settings])
+        ended = run("train", *settings)
     assert "another process is writing there" in ended.stderr
     assert not (tmp_path / "run" / "answers").exists()
 

@@ -11,14 +11,8 @@ from blockdraft.data.config import DataConfig
 from blockdraft.data.engine_answers import EngineWriter
 from blockdraft.data.generate import generate_data
 from blockdraft.data.shards import read_manifest
-from tests.tiny import tiny_target_folder
 
 NUMBER = 40
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_target_folder(tmp_path_factory.mktemp("self"))
 
 
 @pytest.fixture

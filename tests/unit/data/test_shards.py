@@ -28,11 +28,6 @@ from tests.tiny import TEXT_VOCAB_SIZE, tiny_target_folder
 from tests.train_runs import small_config
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_target_folder(tmp_path_factory.mktemp("shards"))
-
-
 def data_config(folder, tmp_path, rows, **changes):
     settings = {"output": tmp_path / "out", "target": str(folder), "max_tokens": 8, "slots": 4}
     prompts = (write_rows(tmp_path / "prompts.jsonl", rows),)

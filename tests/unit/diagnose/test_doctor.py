@@ -28,6 +28,7 @@ from tests.published import PUBLISHED, shallow, write_published
 from tests.small_llm import without_pages
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, edit_json, tiny_drafter_folder, tiny_target_folder
 from tests.tiny_gguf import write_gguf
+from tests.torch_threads import threads
 
 GIB = 2**30
 
@@ -424,12 +425,8 @@ def test_a_drafter_that_is_good_for_nothing(pair):
 
 def test_fewer_threads_than_the_cores_allow_is_a_warning(pair, monkeypatch):
     monkeypatch.setattr(machine, "num_cpus", lambda: 64)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         checks = look(pair)
-    finally:
-        torch.set_num_threads(before)
     assert (names(checks), names(checks, "warning")) == ([], ["threads"])
 
 

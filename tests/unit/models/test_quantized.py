@@ -18,7 +18,7 @@ from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.cpu.products import GroupProduct
 from blockdraft.kernels.weights import GROUP
-from blockdraft.measure.setting import describe_setting
+from blockdraft.measure.identity import describe_setting
 from blockdraft.models.arithmetic import target_rates
 from blockdraft.models.layers.fused import drop_quantized
 from blockdraft.models.layers.fused_layer import FusedLayer

@@ -5,16 +5,15 @@ import json
 import os
 import re
 from dataclasses import asdict, fields
+from functools import partial
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from blockdraft.cli import prove as command
-from blockdraft.cli.main import app
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import DISK_FAILED, INTERRUPTED, BlockdraftError, ConfigError
 from blockdraft.kernels.cpu.backend import NativeBackend
@@ -27,6 +26,7 @@ from blockdraft.proof.page import make_page
 from blockdraft.proof.prove import Proof
 from blockdraft.proof.replay import compare, read_certificate, settings_of
 from blockdraft.proof.summary import sections
+from tests import command_line
 from tests.tiny import tiny_drafter_folder
 
 CORPUS = [
@@ -49,14 +49,9 @@ def small(monkeypatch, tmp_path_factory):
     )
 
 
-def prove(*arguments):
-    return CliRunner().invoke(app, ["prove", *map(str, arguments)], prog_name="blockdraft")
-
-
-def refusal(*arguments):
-    result = prove(*arguments)
-    assert result.exit_code == 2, result.output
-    return [line for line in result.stderr.splitlines() if line.startswith("blockdraft: ")][-1]
+prove = partial(command_line.run, "prove")
+prove_json = partial(command_line.run_json, "prove")
+refusal = partial(command_line.refusal, "prove")
 
 
 def test_a_proof_leaves_a_certificate_and_a_page(pair, tmp_path):
@@ -125,16 +120,12 @@ def test_a_drafter_of_noise_changes_nothing(folders, tmp_path):
     weights = load_file(path)
     save_file({name: 50.0 * weight.roll(1) for name, weight in weights.items()}, path)
     options = ["--target", target, "--drafter", drafter, "--dtype", "float32"]
-    result = prove("--quick", *options, "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["num_differences"] == 0
+    assert prove_json("--quick", *options)["num_differences"] == 0
 
 
 @pytest.mark.slow
 def test_with_exact_off_near_ties_are_no_failure(pair):
-    result = prove("--quick", *pair, "--exact", "off", "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    found = prove_json("--quick", *pair, "--exact", "off")
     assert found["verdict"] == "no-violation"
     assert found["noise"]["num_positions"] > 20
     skipped = [control["name"] for control in found["controls"] if control["skipped"]]
@@ -193,9 +184,7 @@ def test_a_replay_names_other_kernels(pair, tmp_path, without_kernels, monkeypat
     native = NativeBackend(SimpleNamespace(), torch.float32)
     monkeypatch.setattr("blockdraft.kernels.backends.backend_for", lambda *where: native)
     monkeypatch.setattr("blockdraft.kernels.cpu.provenance.build", lambda: made)
-    result = prove("--replay", path, "--json")
-    assert result.exit_code == 0, result.output
-    changes = json.loads(result.stdout)["replay"]["changes"]
+    changes = prove_json("--replay", path)["replay"]["changes"]
     named = {f"{change['area']}: {change['name']}": change["now"] for change in changes}
     assert set(named) == {
         "hashes: kernels", "kernels: used", "kernels: compiler", "kernels: flags",
@@ -248,9 +237,8 @@ def test_bad_lines_of_a_users_file_are_refused_before_anything_is_loaded(tmp_pat
 def test_a_users_prompts_are_proven_too(pair, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"id": "own", "prompt": "the the abc"}\n', encoding="utf-8")
-    result = prove("--quick", *pair, "--prompts", path, "--json")
-    assert result.exit_code == 0, result.output
-    assert "own/" in "".join(case["id"] for case in json.loads(result.stdout)["cases"])
+    found = prove_json("--quick", *pair, "--prompts", path)
+    assert "own/" in "".join(case["id"] for case in found["cases"])
     path.write_text(json.dumps({"prompt": "x" * 600}), encoding="utf-8")
     assert "prompt mine-1: " in refusal("--quick", *pair, "--prompts", path)
 

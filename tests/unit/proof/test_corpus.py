@@ -6,9 +6,9 @@ import json
 import pytest
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.proof.certificate import hash_prompts, hash_value
 from blockdraft.proof.config import LEAST_TOKENS, QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, ProofPrompt, first_of_each_kind, read_prompts
-from blockdraft.proof.fingerprint import hash_prompts, hash_value
 
 
 def write(path, *lines):

@@ -6,7 +6,7 @@ import pytest
 
 from blockdraft.cli import prove as command
 from blockdraft.train.trainer import train
-from tests.command_line import run
+from tests.command_line import run_json
 from tests.train_runs import small_config
 
 CORPUS = [
@@ -40,12 +40,8 @@ def small(monkeypatch, tmp_path):
 def test_a_drafter_of_each_kind_is_proven(tmp_path, kind):
     config = small_config(tmp_path, max_steps=1, device="cpu", **KINDS[kind])
     drafter = train(config).drafter
-    result = run(
-        *("prove", "--quick", "--json", "--target", config.target, "--drafter", drafter),
-        *("--dtype", "float32"),
-    )
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    pair = ("--target", config.target, "--drafter", drafter, "--dtype", "float32")
+    found = run_json("prove", "--quick", *pair)
     assert (found["verdict"], found["num_differences"]) == ("proven", 0)
     skipped = {control["skipped"] for control in found["controls"] if not control["caught"]}
     reads_features = kind in ("dflash", "eagle3")

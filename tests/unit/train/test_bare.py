@@ -1,6 +1,5 @@
 """Training on a machine that has torch and transformers, and little else."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 
 import blockdraft
 from blockdraft.models.draft.dflash import DraftModel
-from tests.train_runs import small_config
+from tests.train_runs import settings_of, small_config
 
 ABSENT = (
     *("accelerate", "datasets", "fastapi", "gguf", "llguidance", "prometheus_client", "pydantic"),
@@ -37,8 +36,7 @@ def bare(*settings: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_training_needs_no_package_of_the_command_line(tmp_path):
     config = small_config(tmp_path, max_steps=2, tau_limit=1, tau_max_tokens=4)
-    values = config.to_dict().items()
-    result = bare(*(f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values))
+    result = bare(*settings_of(config))
     assert result.returncode == 0, result.stderr
     assert "held out: tau" in result.stderr
     assert DraftModel.from_pretrained(result.stdout.strip()).config.block_size == 4

@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import logging
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from blockdraft.cli.main import app
 from blockdraft.cli.train import _print_result
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft.dflash import DraftModel
@@ -30,13 +27,9 @@ from blockdraft.train.report import MAX_POINTS, NUM_COLORS, write_report
 from blockdraft.train.run_log import LOG, append_log, forget_after, read_log
 from blockdraft.train.trainer import train
 from blockdraft.train.training_run import TrainResult
-from tests.rows import write_rows
+from tests.command_line import run, run_json
+from tests.rows import write_prompts, write_rows
 from tests.tiny import TEXT_VOCAB_SIZE
-from tests.train_runs import small_config
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["train", *map(str, arguments)])
 
 
 def run_file(path, config, **more):
@@ -47,16 +40,9 @@ def run_file(path, config, **more):
     return path
 
 
-@pytest.fixture
-def config(tmp_path):
-    return small_config(tmp_path)
-
-
 def test_the_plan_says_what_the_run_will_be(config, tmp_path):
     path = run_file(tmp_path / "run.toml", config)
-    result = run(path, "--plan", "--json", "max_steps=100")
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    told = run_json("train", path, "--plan", "max_steps=100")
     assert told["settings"]["max_steps"] == 100
     plan = told["plan"]
     result = train(config)
@@ -67,7 +53,7 @@ def test_the_plan_says_what_the_run_will_be(config, tmp_path):
     assert plan["tokens"]["of_answers"] == 30 * plan["answers"]["train"]
     assert plan["steps"] == {"expected": 100, "per_pass": round(plan["answers"]["train"] / 4)}
     assert plan["minutes"] == pytest.approx(plan["step_seconds"] * 100 / 60, rel=0.01)
-    people = run(path, "--plan")
+    people = run("train", path, "--plan")
     assert "parameters" in people.stdout
     assert "minutes" in people.stdout
 
@@ -96,14 +82,12 @@ def test_a_plan_of_answers_to_come_times_texts_of_their_length(config, monkeypat
         return part
 
     monkeypatch.setattr(Batches, "draw", drawn)
-    write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(40)])
+    write_prompts(tmp_path / "prompts.jsonl", 40)
     config = dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1)
     path = run_file(tmp_path / "run.toml", config, data=[])
     with path.open("a", encoding="utf-8") as file:
         file.write(f'[answers]\nprompts = ["{tmp_path}/prompts.jsonl"]\nmax_tokens = 50\n')
-    result = run(path, "--plan", "--json")
-    assert result.exit_code == 0, result.output
-    plan = json.loads(result.stdout)["plan"]
+    plan = run_json("train", path, "--plan")["plan"]
     assert plan["step_seconds"] > 0
     texts, width = seen[0]
     assert len(seen) == 3
@@ -114,7 +98,7 @@ def test_a_plan_of_answers_to_come_times_texts_of_their_length(config, monkeypat
 
 def test_a_plan_and_a_run_warn_of_numbers_that_are_too_low(config, tmp_path, caplog):
     path = run_file(tmp_path / "run.toml", config)
-    told = json.loads(run(path, "--plan", "--json").stdout)["plan"]
+    told = run_json("train", path, "--plan")["plan"]
     assert len(told["warnings"]) == 3
     for words, warning in zip(
         ("answers to train on are too few", "held-out answers are too few", "too few steps"),
@@ -123,9 +107,8 @@ def test_a_plan_and_a_run_warn_of_numbers_that_are_too_low(config, tmp_path, cap
     ):
         assert words in warning
     assert "Warning: too few steps to learn anything (10)" in " ".join(
-        run(path, "--plan").stdout.split()
+        run("train", path, "--plan").stdout.split()
     )
-    logging.getLogger("blockdraft").propagate = True
     train(dataclasses.replace(config, max_steps=1))
     assert "too few steps to learn anything (1): raise max_minutes or max_steps" in caplog.text
     assert few_texts(LEAST_ANSWERS, LEAST_HELD_OUT) == ()
@@ -151,7 +134,7 @@ def test_a_run_that_ends_below_plain_says_so_last(config, tmp_path, monkeypatch)
         },
     )
     path = run_file(tmp_path / "run.toml", config)
-    result = run(path, "max_steps=1")
+    result = run("train", path, "max_steps=1")
     assert result.exit_code == 0, result.output
     words = "does not pay yet: with whole blocks, decoding runs at 0.80 of the speed of plain"
     assert words in result.stderr.splitlines()[-1]
@@ -161,9 +144,7 @@ def test_a_run_that_ends_below_plain_says_so_last(config, tmp_path, monkeypatch)
 
 def test_an_untrained_drafter_has_the_final_layout(config, tmp_path):
     path = run_file(tmp_path / "run.toml", config)
-    result = run(path, "--init-only", "--json")
-    assert result.exit_code == 0, result.output
-    folder = json.loads(result.stdout)["drafter"]
+    folder = run_json("train", path, "--init-only")["drafter"]
     model = DraftModel.from_pretrained(folder)
     assert model.config.block_size == 4
     trained = train(config)
@@ -174,12 +155,14 @@ def test_an_untrained_drafter_has_the_final_layout(config, tmp_path):
 
 
 def test_an_untrained_drafter_does_not_wait_for_answers(config, tmp_path):
-    write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(16)])
+    write_prompts(tmp_path / "prompts.jsonl", 16)
     path = run_file(
         tmp_path / "run.toml",
         dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1, draft_vocabulary=40),
     )
-    result = run(path, "--init-only", "--json", f"answers.prompts={tmp_path}/prompts.jsonl")
+    result = run(
+        "train", path, "--init-only", "--json", f"answers.prompts={tmp_path}/prompts.jsonl"
+    )
     assert result.exit_code == 0, result.output
     assert "the answers are not written yet" in result.stderr
     assert [entry.name for entry in config.out.iterdir()] == ["untrained"]
@@ -188,7 +171,7 @@ def test_an_untrained_drafter_does_not_wait_for_answers(config, tmp_path):
 
 
 def test_from_prompts_to_a_working_pair(config, tmp_path):
-    write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(16)])
+    write_prompts(tmp_path / "prompts.jsonl", 16)
     path = run_file(
         tmp_path / "run.toml",
         dataclasses.replace(
@@ -197,27 +180,23 @@ def test_from_prompts_to_a_working_pair(config, tmp_path):
     )
     with path.open("a", encoding="utf-8") as file:
         file.write(f'[answers]\nprompts = ["{tmp_path}/prompts.jsonl"]\nmax_tokens = 24\n')
-    before = run(path, "data=[]", "--plan", "--json")
-    assert before.exit_code == 0, before.output
-    expected = json.loads(before.stdout)["plan"]
+    expected = run_json("train", path, "data=[]", "--plan")["plan"]
     assert expected["answers"]["expected"] == 16
-    people = run(path, "data=[]", "--plan")
+    people = run("train", path, "data=[]", "--plan")
     assert "begins by writing 16 answers" in people.stdout
     assert not (tmp_path / "run").exists()
-    result = run(path, "data=[]")
+    result = run("train", path, "data=[]")
     assert result.exit_code == 0, result.output
     assert result.stdout.strip().endswith("run/drafter")
     assert "tau before" in result.stderr
     assert (tmp_path / "run" / "answers" / "manifest.json").exists()
-    after = json.loads(run(path, "data=[]", "--plan", "--json").stdout)["plan"]
+    after = run_json("train", path, "data=[]", "--plan")["plan"]
     assert after["answers"]["expected"] == 0
     assert after["parameters"] == expected["parameters"]
     # No more than was expected, and each prompt's tokens were counted.
     assert 16 < after["tokens"]["of_answers"] <= expected["tokens"]["of_answers"]
     assert after["tokens"]["all"] <= expected["tokens"]["all"]
-    again = run(path, "data=[]", "--json")
-    facts = json.loads(again.stdout)
-    assert facts["best"]["true_tau"]["all"] >= 1
+    assert run_json("train", path, "data=[]")["best"]["true_tau"]["all"] >= 1
 
 
 def test_before_and_after_are_of_one_kind(capsys):
@@ -242,9 +221,7 @@ def test_a_plan_before_the_answers_counts_turns_samples_and_limits(config, tmp_p
         file.write("temperatures = [0.0, 0.7]\nmax_tokens = 24\n")
     # Of the five that the limit draws none has a second turn.
     for changes, number in (((), 44), (("answers.max_turns=1",), 40), (("answers.limit=5",), 20)):
-        result = run(path, "--plan", "--json", *changes)
-        assert result.exit_code == 0, result.output
-        plan = json.loads(result.stdout)["plan"]
+        plan = run_json("train", path, "--plan", *changes)["plan"]
         assert plan["answers"]["expected"] == number
         # The answers of `data` are there already, and are counted besides.
         assert plan["answers"]["train"] + plan["answers"]["held_out"] == 24 + number
@@ -253,7 +230,7 @@ def test_a_plan_before_the_answers_counts_turns_samples_and_limits(config, tmp_p
 def test_several_processes_want_their_answers_first(config, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     path = run_file(tmp_path / "run.toml", config)
-    result = run(path, "answers.num_self_written=4")
+    result = run("train", path, "answers.num_self_written=4")
     assert result.exit_code == 2
     assert "holds no finished answers" in result.stderr
 

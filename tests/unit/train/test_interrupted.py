@@ -10,9 +10,7 @@ import tomllib
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED
 from blockdraft.data import generate as data
 from blockdraft.data.config import DataConfig
@@ -26,20 +24,16 @@ from blockdraft.train.run_log import evaluations
 from blockdraft.train.run_state import saved_step
 from blockdraft.train.stopping import Stopped, StopSignals
 from blockdraft.train.trainer import train
+from tests.command_line import run
 from tests.interrupting_log import interrupting_log
 from tests.serving import wait_until
 from tests.tiny import TEXT_VOCAB_SIZE
-from tests.train_runs import logged, small_config
+from tests.train_runs import logged, settings_of, small_config
 
 
 @pytest.fixture
 def config(tmp_path):
     return small_config(tmp_path, save_steps=3, mask_token_id=TEXT_VOCAB_SIZE - 1)
-
-
-def settings_of(config):
-    values = config.to_dict().items()
-    return [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
 
 
 def interrupt_at(monkeypatch, last):
@@ -71,7 +65,7 @@ def test_a_run_that_is_broken_off_says_where_it_goes_on(config, monkeypatch, cap
     interrupt_at(monkeypatch, last)
     assert main(settings_of(config)) == INTERRUPTED
     assert capsys.readouterr().err.splitlines()[-1] == f"blockdraft: {line}"
-    result = CliRunner().invoke(app, ["train", *settings_of(config), f"out={config.out}2"])
+    result = run("train", *settings_of(config), f"out={config.out}2")
     assert result.exit_code == INTERRUPTED
     assert result.stderr.splitlines()[-1] == f"blockdraft: {line}"
 
@@ -157,7 +151,7 @@ def test_answers_that_are_broken_off(config, tmp_path, monkeypatch, number):
         ["data", "--target", config.target, "--output", output, "--prompts", prompts],
         ["train", *settings_of(config), f"answers.prompts={prompts}"],
     ):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        result = run(*arguments)
         assert result.exit_code == 128 + number, result.output
         assert "the same command goes on with the answers that are missing" in result.stderr
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -171,7 +165,7 @@ def test_a_sigterm_while_a_run_is_loaded_says_how_it_goes_on(config, monkeypatch
     line = "interrupted before a state was saved; the same command trains from the beginning"
     assert main(settings_of(config)) == 128 + signal.SIGTERM
     assert capsys.readouterr().err.splitlines()[-1] == f"blockdraft: {line}"
-    result = CliRunner().invoke(app, ["train", *settings_of(config)])
+    result = run("train", *settings_of(config))
     assert result.exit_code == 128 + signal.SIGTERM
     assert result.stderr.splitlines()[-1] == f"blockdraft: {line}"
 
@@ -200,14 +194,14 @@ def test_the_keys_are_those_of_a_run_with_their_defaults(tmp_path, capsys):
     assert main(["--keys"]) == 0
     text = describe_keys()
     assert capsys.readouterr().out == text
-    assert CliRunner().invoke(app, ["train", "--keys"]).stdout == text
+    assert run("train", "--keys").stdout == text
     path = tmp_path / "run.toml"
     path.write_text(text, encoding="utf-8")
     given = ["target=a", "out=b", "data=c"]
-    run = read_run(path, given)
-    train = TrainConfig(target=run.train.target, data=run.train.data, out=run.train.out)
-    assert run.train == train
-    assert run.answers is None
+    file = read_run(path, given)
+    train = TrainConfig(target=file.train.target, data=file.train.data, out=file.train.out)
+    assert file.train == train
+    assert file.answers is None
     told = tomllib.loads(text)
     assert told.keys() == train.to_dict().keys() - {"target", "out", "data"}
     assert "# evaluated on them.\nheld_out_share = " in text

@@ -29,7 +29,7 @@ from blockdraft.train.kinds.block import BlockDrafter
 from blockdraft.train.kinds.table import drafter_shape, load_trained
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.prepare import read_data
-from blockdraft.train.step import accumulate_gradients
+from blockdraft.train.step import Part, accumulate_gradients
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import serving
 from tests.rows import write_rows
@@ -189,8 +189,8 @@ def test_the_head_in_chunks_gives_every_weight_the_same_gradient(
     for limit in (2**25, 2000):
         monkeypatch.setattr(loss_module, "CHUNK_LOGITS", limit)
         drafter.model.zero_grad()
-        data = (drafter, frozen, batch, states, anchors, vocabulary, config)
-        accumulate_gradients(*data, scale=0.01, num_groups=anchors.num_groups(4))
+        part, num_groups = Part([], batch, anchors, vocabulary), anchors.num_groups(4)
+        accumulate_gradients(drafter, frozen, part, states, config, 0.01, num_groups)
         trained = ((n, p) for n, p in drafter.model.named_parameters() if p.requires_grad)
         found.append({name: p.grad for name, p in trained})
     whole, chunked = found

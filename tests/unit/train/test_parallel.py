@@ -15,13 +15,12 @@ from blockdraft.train.trainer import train
 from tests.parallel_runs import (
     PATIENCE,
     WAYS,
-    arguments,
     assert_same_run,
     free_port,
     launch,
     outputs_of,
 )
-from tests.train_runs import logged, small_config
+from tests.train_runs import logged, settings_of, small_config
 
 
 @pytest.mark.slow
@@ -85,7 +84,7 @@ def test_both_launchers_start_one_run(tmp_path, launcher):
     alone = train(config)
     parted = dataclasses.replace(config, out=tmp_path / "parted")
     start = [sys.executable, "-m", *LAUNCHERS[launcher].split(), free_port()]
-    command = [*start, "-m", "blockdraft.train", *arguments(parted)]
+    command = [*start, "-m", "blockdraft.train", *settings_of(parted)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "processes: 2" in ended.stderr

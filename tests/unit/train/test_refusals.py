@@ -3,14 +3,14 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
-from typer.testing import CliRunner
 
-from blockdraft.cli.main import app
-from tests.rows import write_rows
+from tests.command_line import refusal, run
+from tests.rows import write_prompts
 from tests.tiny import (
     LAYER_IDS,
     TEXT_VOCAB_SIZE,
@@ -18,27 +18,20 @@ from tests.tiny import (
     tiny_target_folder,
     tiny_tokenizer,
 )
-from tests.train_runs import small_config, write_answers
+from tests.train_runs import settings_of, write_answers
 
 
 def refused(config, *changes, status=2):
     """The one line that a run with other settings is refused with."""
-    values = config.to_dict().items()
-    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
-    result = CliRunner().invoke(app, ["train", *settings, *changes])
+    result = run("train", *settings_of(config), *changes)
     assert result.exit_code == status, result.output
     assert not config.out.exists()
     return result.stderr.splitlines()[-1]
 
 
 @pytest.fixture
-def config(tmp_path):
-    return small_config(tmp_path)
-
-
-@pytest.fixture
 def prompts(tmp_path):
-    return write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(4)])
+    return write_prompts(tmp_path / "prompts.jsonl", 4)
 
 
 def shapeless_target(folder, kind):
@@ -169,10 +162,8 @@ def test_a_chat_template_that_fails(config, prompts, template, reason, stage):
 def test_a_chat_template_that_fails_for_answers(config, tmp_path, prompts):
     (config.target / "chat_template.jinja").write_text("{% for %}", encoding="utf-8")
     output = tmp_path / "answers"
-    arguments = ["data", "--target", config.target, "--output", output, "--prompts", prompts]
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 2
-    assert "chat template fails on messages of user" in result.stderr
+    said = refusal("data", "--target", config.target, "--output", output, "--prompts", prompts)
+    assert "chat template fails on messages of user" in said
     assert not output.exists()
 
 
@@ -214,21 +205,18 @@ def test_data_that_teaches_nothing(config, tmp_path, prompts, stage):
 
 def test_a_language_model_to_start_from_is_said_to_become_a_draft_model(config):
     """Who gives the target, to begin from its layers, should know before it has run for hours."""
-    values = (config.to_dict() | {"num_layers": None, "num_features": None}).items()
-    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
+    settings = settings_of(replace(config, num_layers=None, num_features=None))
     start = f"init_from={config.target}"
-    result = CliRunner().invoke(app, ["train", *settings, start, "--plan"])
+    result = run("train", *settings, start, "--plan")
     assert result.exit_code == 0, result.output
     assert f"{config.target} is a language model, so it is trained as one" in result.stderr
     assert "each drafted token runs all of its 4 layers" in result.stderr
     asked = ["architecture=draft_model", start, "--plan"]
-    assert "trained as one" not in CliRunner().invoke(app, ["train", *settings, *asked]).stderr
+    assert "trained as one" not in run("train", *settings, *asked).stderr
 
 
 def test_a_drafter_whose_mask_token_is_a_word_is_warned_of(config, tmp_path):
     start = tiny_drafter_folder(tmp_path, target_layer_ids=LAYER_IDS, mask_token_id=77)
-    values = config.to_dict().items()
-    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
-    result = CliRunner().invoke(app, ["train", *settings, f"init_from={start}", "--plan"])
+    result = run("train", *settings_of(config), f"init_from={start}", "--plan")
     assert result.exit_code == 0, result.output
     assert "the drafter's mask token 77 occurs" in result.stderr

@@ -1,7 +1,6 @@
 """A run that was broken off goes on as if it had not been (reference case 32)."""
 
 import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -20,26 +19,14 @@ from blockdraft.models.draft.hydra_head import HEAD_NAME
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 from blockdraft.train import prepare, run_folder, training_run
-from blockdraft.train.config import TrainConfig
 from blockdraft.train.hydra.state import HEAD_STATE
 from blockdraft.train.run_folder import RunFolder
 from blockdraft.train.run_log import best_of, evaluations, read_log
 from blockdraft.train.run_state import read_state
 from blockdraft.train.trainer import train
-from tests.train_runs import broken_off, logged, small_config, write_answers
+from tests.train_runs import broken_off, logged, settings_of, small_config, write_answers
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def config(tmp_path) -> TrainConfig:
-    return small_config(tmp_path)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.one_in(6)
@@ -133,9 +120,7 @@ def test_a_killed_process_loses_at_most_the_last_interval(config):
     config = dataclasses.replace(config, save_steps=2, max_steps=60)
     train(config)
     parts = dataclasses.replace(config, out=config.out.parent / "parts")
-    values = parts.to_dict().items()
-    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
-    command = [sys.executable, "-m", "blockdraft.cli.main", "train", *settings]
+    command = [sys.executable, "-m", "blockdraft.cli.main", "train", *settings_of(parts)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     log = parts.out / "log.jsonl"
     while not (parts.out / "state.pt").exists() or log.read_text().count("nll") < 9:

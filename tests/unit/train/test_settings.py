@@ -1,7 +1,6 @@
 """Settings of runs and answers do what they say: each is seen in what a run makes of it."""
 
 import dataclasses
-import json
 from collections import Counter
 
 import pytest
@@ -9,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Muon
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 from blockdraft.bench.workload import BUNDLED
-from blockdraft.cli.main import app
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.data.shards import read_manifest
 from blockdraft.models.draft.dflash import DraftModel
@@ -21,14 +18,10 @@ from blockdraft.train.optimizer import DraftOptimizer, Float32Muon
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
 from blockdraft.train.untrained import write_untrained
+from tests.command_line import run, run_json
 from tests.rows import write_rows
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_drafter, tiny_target_folder
-from tests.train_runs import small_config
-
-
-@pytest.fixture
-def config(tmp_path):
-    return small_config(tmp_path)
+from tests.train_runs import settings_of
 
 
 def after_one_step(config, scale: float = 1.0) -> tuple[DraftOptimizer, list[Tensor]]:
@@ -108,7 +101,7 @@ def answer(tmp_path, prompts, *options):
     write_rows(path, prompts)
     arguments = ["data", "--target", tmp_path / "llama-target", "--output", output]
     arguments += ["--prompts", path, "--max-tokens", 4, "--max-prompt-tokens", 400, *options]
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = run(*arguments)
     assert result.exit_code == 0, result.output
     return output
 
@@ -152,12 +145,8 @@ def test_a_run_asks_no_prompts_of_the_bundled_benchmark(config, tmp_path):
     rows = [{"prompt": benchmark_prompt()}, *({"prompt": f"say {n}"} for n in range(4))]
     write_rows(path, rows)
     config = dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1)
-    values = config.to_dict().items()
-    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
-    arguments = ["train", *settings, f"answers.prompts={path}", "--plan", "--json"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["plan"]["answers"]["expected"] == 4
+    told = run_json("train", *settings_of(config), f"answers.prompts={path}", "--plan")
+    assert told["plan"]["answers"]["expected"] == 4
 
 
 def test_both_forms_of_muon_give_the_same_updates_but_for_rounding():

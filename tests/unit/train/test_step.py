@@ -16,6 +16,7 @@ from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.kinds.block import BlockDrafter
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.step import (
+    Part,
     StepStats,
     accumulate_gradients,
     group_loss,
@@ -67,19 +68,10 @@ class Trained:
         num_slots = sum(num_possible_slots(anchors, per_anchor) for _, _, anchors in parts)
         stats: list[StepStats] = []
         for rows, batch, anchors in parts:
-            stats.append(
-                accumulate_gradients(
-                    BlockDrafter(self.model),
-                    self.target,
-                    batch,
-                    self.states.get(rows, batch),
-                    anchors,
-                    self.vocabulary,
-                    self.config,
-                    1 / num_slots,
-                    anchors.num_groups(self.config.anchors_per_forward),
-                )
-            )
+            drafter, part = BlockDrafter(self.model), Part(rows, batch, anchors, self.vocabulary)
+            states, num_groups = self.states.get(rows, batch), anchors.num_groups(3)
+            given = (drafter, self.target, part, states, self.config, 1 / num_slots, num_groups)
+            stats.append(accumulate_gradients(*given))
         grads = {name: p.grad.clone() for name, p in self.model.named_parameters()}
         return grads, sum(s.nll_sum for s in stats), sum(s.num_slots for s in stats)
 

@@ -22,7 +22,6 @@ from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.train import prepare, run_state, training_run, true_tau
-from blockdraft.train.config import TrainConfig
 from blockdraft.train.estimate import estimate_run
 from blockdraft.train.optimizer import DraftOptimizer, lr_share
 from blockdraft.train.run_state import RunClock
@@ -39,20 +38,9 @@ from tests.tiny import (
     tiny_target,
     tiny_target_folder,
 )
-from tests.train_runs import logged, small_config
+from tests.train_runs import logged
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def config(tmp_path) -> TrainConfig:
-    return small_config(tmp_path)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_run_leaves_a_drafter_with_its_history(config, caplog):

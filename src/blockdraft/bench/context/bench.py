@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from blockdraft.bench.config import ContextConfig
-from blockdraft.bench.context.journal import ContextJournal, ContextMeasurement
 from blockdraft.bench.context.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.context.prose import Prose
 from blockdraft.bench.decode import (
@@ -16,6 +15,7 @@ from blockdraft.bench.decode import (
     fixed,
     in_turn,
 )
+from blockdraft.bench.journal import Journal
 from blockdraft.bench.measures import (
     Rate,
     Spread,
@@ -24,6 +24,7 @@ from blockdraft.bench.measures import (
     ratios,
     total_acceptance,
 )
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grouping import grouped
 from blockdraft.llm import LLM
@@ -69,6 +70,28 @@ class ContextFigures:
     num_identical: int
 
 
+@dataclass(frozen=True, slots=True)
+class ContextMeasurement:
+    """One passage, by its number from 0, at one length, decoded both ways."""
+
+    requested_len: int
+    prompt_len: int
+    passage: int
+    plain: TimedOutput
+    drafted: TimedOutput
+
+    @property
+    def identical(self) -> bool:
+        """True if drafted and plain decoding gave the same tokens."""
+        return self.plain.token_ids == self.drafted.token_ids
+
+
+class ContextJournal(Journal[ContextMeasurement]):
+    """By the tokens asked for, those of the prompt, which depend on the memory, and passage."""
+
+    kinds = (ContextMeasurement,)
+
+
 def measure_context(
     llm: LLM,
     prose: Prose,
@@ -104,7 +127,7 @@ def measure_context(
                     for way in in_turn(ways, turn=place[-1])
                 }
                 measured = ContextMeasurement(*place, *(samples[way] for way in ways))
-                journal.add(measured)
+                journal.add(place, measured)
             measurements.append(measured)
             on_progress(measured)
     return measurements

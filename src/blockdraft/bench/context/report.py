@@ -10,9 +10,9 @@ from blockdraft.bench.config import ContextConfig
 from blockdraft.bench.context.bench import (
     CONTEXT_DEFINITIONS,
     ContextFigures,
+    ContextMeasurement,
     context_figures,
 )
-from blockdraft.bench.context.journal import ContextMeasurement
 from blockdraft.bench.context.prose import Prose
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.speed.report import describe_output

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from blockdraft.bench.decode import Run, Side, encode_prompts, run_in_turns
-from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
+from blockdraft.bench.journal import Journal
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
@@ -28,25 +26,10 @@ class Repeat:
 OnRepeat = Callable[[Repeat], None]
 
 
-class RepeatJournal(RowJournal[Repeat]):
-    """The repeats that are done, by concurrency and number; see RowJournal.
+class RepeatJournal(Journal[Repeat]):
+    """By concurrency and number."""
 
-    A file keeps no phases, so a measurement with a ledger is given no path.
-    """
-
-    def __init__(
-        self,
-        path: Path | None = None,
-        settings: Mapping[str, Any] | None = None,
-        command: str = "bench",
-    ) -> None:
-        super().__init__(path, settings or {}, command, _read_repeat)
-        self.repeats = {(repeat.concurrency, repeat.number): repeat for repeat in self.found}
-
-    def add(self, repeat: Repeat) -> None:
-        """Keep one more."""
-        self.repeats[repeat.concurrency, repeat.number] = repeat
-        self.write(_repeat_row(repeat))
+    kinds = (Repeat, Run)
 
 
 def encode_named(
@@ -73,38 +56,12 @@ def measure_repeats(
     prompts: their names and tokens. count: repeats of the point. seconds: as of `run_in_turns`.
     """
     names, encoded = tuple(name for name, _ in prompts), [ids for _, ids in prompts]
-    missing = [n for n in range(count) if (concurrency, n) not in journal.repeats]
+    missing = [n for n in range(count) if (concurrency, n) not in journal.done]
     for decoder, way in sides if missing else ():
         decoder.warm_up(encoded, params, way, concurrency)
     for number in missing:
         runs = run_in_turns(sides, encoded, params, concurrency, first=number, seconds=seconds)
         by_name = {way.name: run for way, run in runs.items()}
-        journal.add(Repeat(concurrency, number, names, by_name))
-        on_progress(journal.repeats[concurrency, number])
-    return [journal.repeats[concurrency, number] for number in range(count)]
-
-
-def _repeat_row(repeat: Repeat) -> Row:
-    return {
-        "concurrency": repeat.concurrency,
-        "repeat": repeat.number,
-        "prompts": repeat.prompts,
-        "runs": {
-            way: {
-                "wall_seconds": run.wall_seconds,
-                "samples": [sample_row(sample) for sample in run.samples],
-            }
-            for way, run in repeat.runs.items()
-        },
-    }
-
-
-def _read_repeat(row: Row) -> Repeat:
-    runs = {
-        way: Run(
-            samples=tuple(read_sample(sample) for sample in run["samples"]),
-            wall_seconds=run["wall_seconds"],
-        )
-        for way, run in row["runs"].items()
-    }
-    return Repeat(row["concurrency"], row["repeat"], tuple(row["prompts"]), runs)
+        journal.add((concurrency, number), Repeat(concurrency, number, names, by_name))
+        on_progress(journal.done[concurrency, number])
+    return [journal.done[concurrency, number] for number in range(count)]

@@ -4,14 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from math import exp, log
-from pathlib import Path
 from random import Random
 from time import perf_counter, sleep
-from typing import Any
 
 from blockdraft.bench.config import RequestOptions, TrafficConfig
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, Way, check_drafts, in_turn
-from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
+from blockdraft.bench.journal import Journal
 from blockdraft.bench.measures import (
     Measures,
     Spread,
@@ -95,44 +93,10 @@ def draw_requests(config: TrafficConfig, num_prompts: int) -> list[Request]:
     return requests
 
 
-class TrafficJournal(RowJournal[Repeat]):
-    """The repeats that are done; see RowJournal."""
+class TrafficJournal(Journal[Repeat]):
+    """By number, from 0."""
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        super().__init__(path, settings, "bench traffic", _read_repeat)
-        self.repeats = list(self.found)
-
-    def add(self, repeat: Repeat) -> None:
-        """Keep one more."""
-        self.repeats.append(repeat)
-        self.write({name: _play_row(play) for name, play in repeat.items()})
-
-
-def _play_row(play: Play) -> Row:
-    answers = [
-        {
-            "token_ids": answer.token_ids,
-            "timed": None if answer.timed is None else sample_row(answer.timed),
-        }
-        for answer in play.answers
-    ]
-    return {"wall_seconds": play.wall_seconds, "answers": answers}
-
-
-def _read_repeat(row: Row) -> Repeat:
-    return {
-        name: Play(
-            play["wall_seconds"],
-            tuple(
-                Answer(
-                    tuple(answer["token_ids"]),
-                    None if answer["timed"] is None else read_sample(answer["timed"]),
-                )
-                for answer in play["answers"]
-            ),
-        )
-        for name, play in row.items()
-    }
+    kinds = (Play, Answer)
 
 
 def measure_traffic(
@@ -153,14 +117,14 @@ def measure_traffic(
     decoder, ways = Decoder(llm), (PLAIN, ADAPTIVE)
     for way in ways:
         decoder.warm_up(prompts, config.params[0], way, config.concurrency)
-    for repeat in range(len(journal.repeats), config.repeats):
+    for repeat in range(len(journal.done), config.repeats):
         played = {
             way.name: _play(decoder, way, prompts, requests, config.concurrency)
             for way in in_turn(ways, repeat)
         }
-        journal.add({way.name: played[way.name] for way in ways})
+        journal.add((repeat,), {way.name: played[way.name] for way in ways})
         on_progress(played)
-    return journal.repeats
+    return list(journal.done.values())
 
 
 def _play(

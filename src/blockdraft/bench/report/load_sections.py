@@ -8,6 +8,7 @@ from blockdraft.bench.report.section import (
     Grid,
     Section,
     Values,
+    grid_of,
     how_words,
     latency_cells,
     need_plain,
@@ -31,22 +32,20 @@ def concurrency_section(result: Result) -> Section:
     for row in figures:
         measures = row["measures"]
         rows.append(
-            [
-                f"{row['way']}, {row['concurrency']} at once",
-                spread_words(row["tokens_per_second"]),
-                spread_words(row["tokens_per_second_per_user"]),
-                spread_words(row["speedup_over_plain"]),
-                tau_cell(measures),
-                *latency_cells(measures),
-                f"{row['num_identical']}/{row['num_outputs']}",
-                str(measures["num_looping"]),
-            ]
+            {
+                "way": f"{row['way']}, {row['concurrency']} at once",
+                "tok/s in total": spread_words(row["tokens_per_second"]),
+                "per user": spread_words(row["tokens_per_second_per_user"]),
+                "over plain": spread_words(row["speedup_over_plain"]),
+                "tau": tau_cell(measures),
+                **latency_cells(measures),
+                "same tokens": f"{row['num_identical']}/{row['num_outputs']}",
+                "loops": str(measures["num_looping"]),
+            }
         )
-    heads = ["way", "tok/s in total", "per user", "over plain", "tau", "TTFT ms", "TPOT ms"]
-    heads += ["largest gap ms", "same tokens", "loops"]
     about = f"{how_words(result.values['bench'])}. {_REPEATS}"
     plot = _curves(figures, "tokens_per_second_per_user", "tokens_per_second")
-    return Section("bench concurrency", (), [Grid("", about, heads, rows)], {"": plot})
+    return Section("bench concurrency", (), [grid_of("", about, rows)], {"": plot})
 
 
 def _curves(points: Iterable[Values], interactivity: str, throughput: str) -> str:
@@ -71,21 +70,19 @@ def pareto_section(result: Result) -> Section:
     for point in points:
         measures = point["measures"]
         rows.append(
-            [
-                f"{point['way']}, {point['concurrency']} at once",
-                spread_words(point["throughput"]),
-                spread_words(point["interactivity"]),
-                spread_words(point["speedup_over_plain"]),
-                tau_cell(measures),
-                tau_cell(point["without_loops"]),
-                *latency_cells(measures),
-                f"{point['num_identical']}/{point['num_outputs']}",
-            ]
+            {
+                "way": f"{point['way']}, {point['concurrency']} at once",
+                "tok/s in total": spread_words(point["throughput"]),
+                "per user": spread_words(point["interactivity"]),
+                "over plain": spread_words(point["speedup_over_plain"]),
+                "tau": tau_cell(measures),
+                "tau without loops": tau_cell(point["without_loops"]),
+                **latency_cells(measures),
+                "same tokens": f"{point['num_identical']}/{point['num_outputs']}",
+            }
         )
-    heads = ["way", "tok/s in total", "per user", "over plain", "tau", "tau without loops"]
-    heads += ["TTFT ms", "TPOT ms", "largest gap ms", "same tokens"]
     grids = [
-        Grid("Measured points", f"{how_words(result.values['bench'])}. {_REPEATS}", heads, rows),
+        grid_of("Measured points", f"{how_words(result.values['bench'])}. {_REPEATS}", rows),
         _readings(
             "At equal interactivity",
             "Tokens per second in total over those of plain decoding, where the median user is as "
@@ -110,14 +107,14 @@ def _readings(title: str, about: str, level: str, found: Sequence[Values]) -> Gr
     levels = {row["plain_concurrency"]: row["level"] for row in found}
     by_place = {(row["plain_concurrency"], row["way"]): row for row in found}
     rows = [
-        [
-            f"{concurrency} at once",
-            three_digits(at),
-            *(_reading(by_place[concurrency, way]) for way in ways),
-        ]
+        {
+            "plain decoding with": f"{concurrency} at once",
+            level: three_digits(at),
+            **{way: _reading(by_place[concurrency, way]) for way in ways},
+        }
         for concurrency, at in levels.items()
     ]
-    return Grid(title, about, ["plain decoding with", level, *ways], rows)
+    return grid_of(title, about, rows)
 
 
 def _reading(row: Values) -> str:
@@ -131,43 +128,40 @@ def _reading(row: Values) -> str:
 def never_slower_section(result: Result) -> Section:
     """A row for each number of requests at once."""
     rows = [
-        [
-            f"{row['concurrency']} at once",
-            spread_words(row["ratio"]),
-            f"{row['slowdown']:.3f}",
-            f"{row['limit']:.3f}",
-            "yes" if row["holds"] else "NO",
-            tau_words(row["acceptance_length"]),
-            f"{row['num_identical']}/{row['num_outputs']}",
-        ]
+        {
+            "requests": f"{row['concurrency']} at once",
+            "over no drafter": spread_words(row["ratio"]),
+            "time": f"{row['slowdown']:.3f}",
+            "allowed": f"{row['limit']:.3f}",
+            "holds": "yes" if row["holds"] else "NO",
+            "tau": tau_words(row["acceptance_length"]),
+            "same tokens": f"{row['num_identical']}/{row['num_outputs']}",
+        }
         for row in need(result, "figures")
     ]
-    heads = ["requests", "over no drafter", "time", "allowed", "holds", "tau", "same tokens"]
     about = "Speed over an engine without a drafter: median, lowest and highest of the pairs."
-    return Section("bench never-slower", grids=[Grid("", about, heads, rows)])
+    return Section("bench never-slower", grids=[grid_of("", about, rows)])
 
 
 def traffic_section(result: Result) -> Section:
     """A row for each way."""
     rows = []
     for row in need(result, "figures"):
-        found = row["measures"]
-        cells = [""] * 7
-        if found is not None:
-            cells = [
-                spread_words(found["decode_speedup"]),
-                spread_words(found["speedup"]),
-                tau_cell(found),
-                tau_cell(row["without_loops"]),
-                *latency_cells(found),
-            ]
-        total = spread_words(row["tokens_per_second_in_total"])
-        counts = [f"{row['num_identical']}/{row['num_outputs']}", str(row["num_aborted"])]
-        rows.append([row["way"], total, *cells, *counts])
+        found = row["measures"]  # None where every request was given up
+        rows.append(
+            {
+                "way": row["way"],
+                "tok/s in total": spread_words(row["tokens_per_second_in_total"]),
+                "over plain, decoding": spread_words(found and found["decode_speedup"]),
+                "over plain, whole": spread_words(found and found["speedup"]),
+                "tau": tau_cell(found),
+                "tau without loops": tau_cell(row["without_loops"]),
+                **latency_cells(found),
+                "same tokens": f"{row['num_identical']}/{row['num_outputs']}",
+                "given up": str(row["num_aborted"]),
+            }
+        )
     bench = need(result, "bench")
-    heads = ["way", "tok/s in total", "over plain, decoding", "over plain, whole", "tau"]
-    heads += ["tau without loops", "TTFT ms", "TPOT ms", "largest gap ms", "same tokens"]
-    heads.append("given up")
     temperatures = ", ".join(f"{one:g}" for one in bench["temperatures"])
     about = (
         f"{bench['num_requests']} requests, {bench['requests_per_second']:g} per second, of "
@@ -176,7 +170,7 @@ def traffic_section(result: Result) -> Section:
         f"median, lowest and highest of the repeats. {BAND} TTFT, TPOT and gap: median, 95th "
         "percentile; without requests that were given up."
     )
-    return Section("bench traffic", grids=[Grid("", about, heads, rows)])
+    return Section("bench traffic", grids=[grid_of("", about, rows)])
 
 
 def plan_section(result: Result) -> Section:
@@ -184,25 +178,20 @@ def plan_section(result: Result) -> Section:
     goal, traffic, curve = (need(result, name) for name in ("goal", "traffic", "curve"))
     rows = []
     for row in need(result, "rows"):
-        cells = ["never meets the goal", *[""] * 6]
+        cells = {"way": row["way"], "replicas (by formula)": "never meets the goal"}
         if row["replicas"] is not None:
             formula, played = row["formula"], row["simulation"]
-            cells = [
-                f"{row['replicas']} ({row['replicas_by_formula']})",
-                f"{formula['utilization']:.0%}",
-                *(
-                    f"{three_digits(1000 * formula[name])}, {three_digits(1000 * played[name])}"
-                    for name in ("first_token_seconds", "token_seconds")
-                ),
-                *(
-                    "" if row[name] is None else f"{row[name]:.2f}"
-                    for name in ("cost_per_hour", "cost_per_million_tokens")
-                ),
-                "" if row["off_from"] is None else f"{row['off_from']} at once",
-            ]
-        rows.append([row["way"], *cells])
-    heads = ["way", "replicas (by formula)", "busy", "TTFT ms, simulated", "TPOT ms, simulated"]
-    heads += ["cost per hour", "per million tokens", "no faster from"]
+            cells["replicas (by formula)"] = f"{row['replicas']} ({row['replicas_by_formula']})"
+            cells["busy"] = f"{formula['utilization']:.0%}"
+            for head, key in (("TTFT", "first_token_seconds"), ("TPOT", "token_seconds")):
+                both = [three_digits(1000 * found[key]) for found in (formula, played)]
+                cells[f"{head} ms, simulated"] = ", ".join(both)
+            hour, tokens = row["cost_per_hour"], row["cost_per_million_tokens"]
+            cells["cost per hour"] = "" if hour is None else f"{hour:.2f}"
+            cells["per million tokens"] = "" if tokens is None else f"{tokens:.2f}"
+            off = row["off_from"]
+            cells["no faster from"] = "" if off is None else f"{off} at once"
+        rows.append(cells)
     limits = [
         f"{name} at most {1000 * goal[key]:g} ms"
         for name, key in (("TTFT", "first_token_seconds"), ("TPOT", "token_seconds"))
@@ -213,4 +202,4 @@ def plan_section(result: Result) -> Section:
         f"outputs of {traffic['mean_output_tokens']:.3g} tokens; {goal['percentile']:g} % of them: "
         f"{', '.join(limits)}. Curve: {curve['path']}, {curve['machine']}."
     )
-    return Section("bench plan", grids=[Grid("", about, heads, rows)])
+    return Section("bench plan", grids=[grid_of("", about, rows)])

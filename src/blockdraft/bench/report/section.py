@@ -11,6 +11,8 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.words import choice_of
 
 Values = Mapping[str, Any]
+Cells = Mapping[str, str]
+"""Of a row, by the head of their column."""
 
 BAND = "Speed-ups with the band in which 95 % of resamples of the prompts fall."
 NO_SPREAD = " (one prompt, no spread)"
@@ -41,6 +43,12 @@ class Section:
     def page_plots(self) -> list[str]:
         """The same for a page, which has its own stylesheet."""
         return [svg.without_style(plot) for plot in self.plots.values()]
+
+
+def grid_of(title: str, about: str, rows: Sequence[Cells]) -> Grid:
+    """A table of these rows; a cell that one lacks is empty."""
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    return Grid(title, about, heads, [[row.get(head, "") for head in heads] for row in rows])
 
 
 def without_repeats(grid: Grid, mark: str = "", told: str = ONE_PROMPT) -> Grid:
@@ -81,14 +89,22 @@ def tau_cell(measures: Values | None) -> str:
     return "" if measures is None else tau_words(measures["tau_micro"])
 
 
-def latency_cells(measures: Values) -> list[str]:
-    """TTFT, TPOT and largest gap in milliseconds: median and 95th percentile."""
-    return [
-        ""
-        if (found := measures[name]) is None
-        else f"{three_digits(1000 * found['p50'])}, {three_digits(1000 * found['p95'])}"
-        for name in ("first_token_seconds", "seconds_per_token", "largest_gap")
-    ]
+_LATENCIES = {
+    "TTFT ms": "first_token_seconds",
+    "TPOT ms": "seconds_per_token",
+    "largest gap ms": "largest_gap",
+}
+
+
+def latency_cells(measures: Values | None) -> Cells:
+    """In milliseconds: median and 95th percentile."""
+    return {head: _latency(measures and measures[name]) for head, name in _LATENCIES.items()}
+
+
+def _latency(found: Values | None) -> str:
+    if found is None:
+        return ""
+    return f"{three_digits(1000 * found['p50'])}, {three_digits(1000 * found['p95'])}"
 
 
 def bar_of(name: str, band: Values) -> svg.Bar:

@@ -5,10 +5,12 @@ from statistics import median
 from blockdraft.bench.report import svg
 from blockdraft.bench.report.section import (
     BAND,
+    Cells,
     Grid,
     Section,
     Values,
     bar_of,
+    grid_of,
     how_words,
     latency_cells,
     spread_words,
@@ -31,13 +33,10 @@ def speed_section(result: Result) -> Section:
     if (found := result.values.get("break_even_length")) is not None:
         return _lengths(result, found)
     grids, plots = [], {}
-    heads = ["prompts", "tau micro", "tau macro", "plain tok/s", "drafted tok/s"]
-    heads += ["over plain", "over plain, decoding", "over transformers", "TTFT ms", "TPOT ms"]
-    heads += ["largest gap ms", "same tokens", "loops"]
     for number, run in enumerate(runs, 1):
         figures, how = run["figures"], how_words(run["config"])
         rows = [_speed_row(name, row) for name, row in figures.items()]
-        grids.append(Grid(how, f"{how}. {BAND} {_PERCENTILES}", heads, rows))
+        grids.append(grid_of(how, f"{how}. {BAND} {_PERCENTILES}", rows))
         if "outside" in run:
             grids.append(_outside(run, how))
         title = f"Speed of drafted decoding, {how}; plain decoding is 1"
@@ -54,28 +53,28 @@ def _need_plain(result: Result, figures: Values) -> None:
             )
 
 
-def _speed_row(name: str, row: Values) -> list[str]:
-    return [
-        f"{name} ({row['num_prompts']})",
-        *_drafted_cells(row),
-        spread_words(row["speedup_bands"].get("transformers")),
-        *latency_cells(row["ways"]["drafted"]),
-        f"{row['num_identical']}/{row['num_prompts']}",
-        str(row["num_looping"]),
-    ]
+def _speed_row(name: str, row: Values) -> Cells:
+    return {
+        "prompts": f"{name} ({row['num_prompts']})",
+        **_drafted_cells(row),
+        "over transformers": spread_words(row["speedup_bands"].get("transformers")),
+        **latency_cells(row["ways"]["drafted"]),
+        "same tokens": f"{row['num_identical']}/{row['num_prompts']}",
+        "loops": str(row["num_looping"]),
+    }
 
 
-def _drafted_cells(row: Values) -> list[str]:
+def _drafted_cells(row: Values) -> Cells:
     """Both tau, both speeds, and speed-ups over plain decoding."""
     bands, drafted = row["speedup_bands"], row["ways"]["drafted"]
-    return [
-        tau_cell(drafted),
-        tau_words(drafted["tau_macro"]),
-        three_digits(row["plain"]["tokens_per_second"]),
-        three_digits(row["drafted"]["tokens_per_second"]),
-        spread_words(bands["plain"]),
-        spread_words(bands["plain_decode"]),
-    ]
+    return {
+        "tau micro": tau_cell(drafted),
+        "tau macro": tau_words(drafted["tau_macro"]),
+        "plain tok/s": three_digits(row["plain"]["tokens_per_second"]),
+        "drafted tok/s": three_digits(row["drafted"]["tokens_per_second"]),
+        "over plain": spread_words(bands["plain"]),
+        "over plain, decoding": spread_words(bands["plain_decode"]),
+    }
 
 
 def _lengths(result: Result, found: Values) -> Section:
@@ -84,28 +83,28 @@ def _lengths(result: Result, found: Values) -> Section:
     for run in need(result, "runs"):
         row, length = run["figures"]["all"], counted(run["config"]["max_tokens"], "token")
         band, decoding = row["speedup_bands"]["plain"], row["speedup_bands"]["plain_decode"]
-        ways = [row["ways"]["plain"], row["ways"]["drafted"]]
+        plain, drafted = row["ways"]["plain"], row["ways"]["drafted"]
         rows.append(
-            [
-                length,
-                *(three_digits(1000 * way["first_token_seconds"]["p50"]) for way in ways),
-                *(three_digits(way["tokens_per_second"]) for way in ways),
-                spread_words(band),
-                spread_words(decoding),
-                tau_cell(ways[1]),
-                f"{row['num_identical']}/{row['num_prompts']}",
-            ]
+            {
+                "answer": length,
+                "plain TTFT ms": three_digits(1000 * plain["first_token_seconds"]["p50"]),
+                "drafted TTFT ms": three_digits(1000 * drafted["first_token_seconds"]["p50"]),
+                "plain tok/s": three_digits(plain["tokens_per_second"]),
+                "drafted tok/s": three_digits(drafted["tokens_per_second"]),
+                "over plain": spread_words(band),
+                "over plain, decoding": spread_words(decoding),
+                "tau": tau_cell(drafted),
+                "same tokens": f"{row['num_identical']}/{row['num_prompts']}",
+            }
         )
         bars.append(bar_of(length, band))
-    heads = ["answer", "plain TTFT ms", "drafted TTFT ms", "plain tok/s", "drafted tok/s"]
-    heads += ["over plain", "over plain, decoding", "tau", "same tokens"]
     about = f"Answers of exactly so many tokens. {BAND} TTFT: median."
     fact = length_line(BreakEvenLength(**found))
     title = "Speed of drafted decoding by length of the answer; plain decoding is 1"
     return Section(
         "bench speed --lengths",
         [f"{fact[0].upper()}{fact[1:]}."],
-        [Grid("By length", about, heads, rows)],
+        [grid_of("By length", about, rows)],
         {"": svg.bar_plot(title, "plain", bars)},
     )
 
@@ -122,22 +121,22 @@ def _outside(run: Values, how: str) -> Grid:
         versions = " ".join(f"{package} {version}" for package, version in row["versions"].items())
         passes, rate = row["tokens_per_pass"], row["rate"]
         own = row.get("as_its_plain")  # older results do not tell
+        as_its_plain = "" if own is None else f"{own['num_equal']}/{own['num_compared']}"
+        failures = "; ".join(f"{number}: {reason}" for reason, number in row["failures"].items())
         rows.append(
-            [
-                f"{name} ({versions})" if versions else name,
-                "" if rate is None else three_digits(rate["tokens_per_second"]),
-                spread_words(row["over_plain"]),
-                spread_words(row["drafted_over"]),
-                "" if not ratios else three_digits(median(ratios)),
-                "" if passes is None else f"{passes:.2f}",
-                f"{row['num_equal']}/{row['num_answered']}",
-                "" if own is None else f"{own['num_equal']}/{own['num_compared']}",
-                "; ".join(f"{number}: {reason}" for reason, number in row["failures"].items()),
-            ]
+            {
+                "engine": f"{name} ({versions})" if versions else name,
+                "tok/s": "" if rate is None else three_digits(rate["tokens_per_second"]),
+                "over our plain": spread_words(row["over_plain"]),
+                "our drafted over it": spread_words(row["drafted_over"]),
+                "the same, median prompt": "" if not ratios else three_digits(median(ratios)),
+                "tokens a pass": "" if passes is None else f"{passes:.2f}",
+                "as our plain": f"{row['num_equal']}/{row['num_answered']}",
+                "as its own plain": as_its_plain,
+                "prompts without an answer": failures,
+            }
         )
-    heads = ["engine", "tok/s", "over our plain", "our drafted over it", "the same, median prompt"]
-    heads += ["tokens a pass", "as our plain", "as its own plain", "prompts without an answer"]
-    return Grid("Other engines", f"Other engines, {how}. {BAND}", heads, rows)
+    return grid_of("Other engines", f"Other engines, {how}. {BAND}", rows)
 
 
 def _rate(output: Values) -> float:
@@ -148,31 +147,30 @@ def ways_section(result: Result) -> Section:
     """Several ways to draft over the same prompts, by set."""
     figures, settings = need(result, "figures"), need(result, "settings")
     rows, totals, bars = [], [], []
-    groups = list(next(iter(figures.values())))
+    groups = next(iter(figures.values()))
+    heads = {group: f"{group} ({row['num_prompts']})" for group, row in groups.items()}
     for way, by_group in figures.items():
         whole, without_loops = by_group["all"], by_group.get("no loops")
-        rows.append([way, *(speedup_and_tau(by_group[group]) for group in groups)])
+        by_head = {head: speedup_and_tau(by_group[group]) for group, head in heads.items()}
+        rows.append({"way": way, **by_head})
         totals.append(
-            [
-                way,
-                *_drafted_cells(whole),
-                "" if without_loops is None else speedup_and_tau(without_loops),
-                *latency_cells(whole["ways"]["drafted"]),
-                f"{whole['num_identical']}/{whole['num_prompts']}",
-            ]
+            {
+                "way": way,
+                **_drafted_cells(whole),
+                "without loops": "" if without_loops is None else speedup_and_tau(without_loops),
+                **latency_cells(whole["ways"]["drafted"]),
+                "same tokens": f"{whole['num_identical']}/{whole['num_prompts']}",
+            }
         )
         bars.append(bar_of(way, whole["speedup_bands"]["plain"]))
     how = how_words(settings)
-    heads = ["way", "tau micro", "tau macro", "plain tok/s", "drafted tok/s", "over plain"]
-    heads += ["over plain, decoding", "without loops", "TTFT ms", "TPOT ms", "largest gap ms"]
-    counts = [f"{group} ({next(iter(figures.values()))[group]['num_prompts']})" for group in groups]
     about = f"{how}. Speed-up over plain decoding, with its 95 % band, and tau."
     title = f"Speed over plain decoding, all prompts, {how}"
     return Section(
         title="several ways to draft",
         grids=[
-            Grid("All prompts", f"{how}. {BAND} {_PERCENTILES}", [*heads, "same tokens"], totals),
-            Grid("By set", about, ["way", *counts], rows),
+            grid_of("All prompts", f"{how}. {BAND} {_PERCENTILES}", totals),
+            grid_of("By set", about, rows),
             *_costs(result),
         ],
         plots={"": svg.bar_plot(title, "plain", bars)},
@@ -189,17 +187,16 @@ def _costs(result: Result) -> list[Grid]:
         training = way.get("training", {}).get("config", {})
         number, minutes = way.get("num_parameters"), training.get("max_minutes")
         rows.append(
-            [
-                name,
-                "" if number is None else f"{number / 1e6:.1f}",
-                "" if minutes is None else f"{minutes:g}",
-                three_digits(way["draft_ms"]),
-                three_digits(way["verify_ms"]),
-            ]
+            {
+                "way": name,
+                "parameters, millions": "" if number is None else f"{number / 1e6:.1f}",
+                "minutes of training": "" if minutes is None else f"{minutes:g}",
+                "draft ms": three_digits(way["draft_ms"]),
+                "verify ms": three_digits(way["verify_ms"]),
+            }
         )
-    heads = ["way", "parameters, millions", "minutes of training", "draft ms", "verify ms"]
     about = "Drafters, and milliseconds for each pass of the target, of drafting and of verifying."
-    return [Grid("Costs", about, heads, rows)]
+    return [grid_of("Costs", about, rows)]
 
 
 def speedup_and_tau(row: Values) -> str:
@@ -211,21 +208,19 @@ def speedup_and_tau(row: Values) -> str:
 def context_section(result: Result) -> Section:
     """A row for each length of the prompt."""
     rows = [
-        [
-            str(row["prompt_len"]),
-            three_digits(row["plain"]["decode_tokens_per_second"]),
-            three_digits(row["drafted"]["decode_tokens_per_second"]),
-            spread_words(row["decode_speedup"]),
-            spread_words(row["total_speedup_spread"]),
-            f"{row['acceptance_length']:.2f}",
-            f"{row['num_identical']}/{row['num_passages']}",
-        ]
+        {
+            "tokens of prompt": str(row["prompt_len"]),
+            "plain tok/s": three_digits(row["plain"]["decode_tokens_per_second"]),
+            "drafted tok/s": three_digits(row["drafted"]["decode_tokens_per_second"]),
+            "over plain, decoding": spread_words(row["decode_speedup"]),
+            "over plain, whole": spread_words(row["total_speedup_spread"]),
+            "tau": f"{row['acceptance_length']:.2f}",
+            "same tokens": f"{row['num_identical']}/{row['num_passages']}",
+        }
         for row in need(result, "figures")
     ]
-    heads = ["tokens of prompt", "plain tok/s", "drafted tok/s", "over plain, decoding"]
-    heads += ["over plain, whole", "tau", "same tokens"]
     about = "Greedy. Speed-ups: median, lowest and highest of the passages."
-    return Section("bench context", grids=[Grid("", about, heads, rows)])
+    return Section("bench context", grids=[grid_of("", about, rows)])
 
 
 def break_even_section(result: Result) -> Section:
@@ -233,16 +228,13 @@ def break_even_section(result: Result) -> Section:
     found = need(result, "break_even")
     band = found.get("speedup_band")
     low, high = (None, None) if band is None else band
-    row = [
-        f"{need(result, 'forced_acceptance'):.0%} kept",
-        f"{1000 * found['plain_step_seconds']:.3g}",
-        f"{1000 * found['drafted_step_seconds']:.3g}",
-        f"{found['step_ratio']:.2f}",
-        f"{found['acceptance_length']:.2f}",
-        spread_words({"value": found["speedup"], "low": low, "high": high}),
-    ]
-    heads = ["forced", "plain step ms", "drafted step ms", "pays from tau", "tau", "over plain"]
-    return Section(
-        "bench speed --force-acceptance",
-        grids=[Grid("", str(need(result, "note")), heads, [row])],
-    )
+    row = {
+        "forced": f"{need(result, 'forced_acceptance'):.0%} kept",
+        "plain step ms": f"{1000 * found['plain_step_seconds']:.3g}",
+        "drafted step ms": f"{1000 * found['drafted_step_seconds']:.3g}",
+        "pays from tau": f"{found['step_ratio']:.2f}",
+        "tau": f"{found['acceptance_length']:.2f}",
+        "over plain": spread_words({"value": found["speedup"], "low": low, "high": high}),
+    }
+    grid = grid_of("", str(need(result, "note")), [row])
+    return Section("bench speed --force-acceptance", grids=[grid])

@@ -7,9 +7,9 @@ from functools import partial
 
 from blockdraft.bench.config import SpeedConfig, warm_up_of
 from blockdraft.bench.decode import check_drafts, encode_prompt, encode_prompts, in_turn
+from blockdraft.bench.journal import Journal
 from blockdraft.bench.outside.interface import Failure, OutsideOutput
 from blockdraft.bench.outside.others import OtherEngine
-from blockdraft.bench.speed.journal import Decoded, Part, Samples, SpeedJournal
 from blockdraft.bench.speed.stock import StockGenerator
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
@@ -21,7 +21,10 @@ from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.kinds import loops
 from blockdraft.text.sent_back import as_sent_back
 
+Decoded = TimedOutput | OutsideOutput | Failure
 Decode = Callable[[list[int], SamplingParams], Decoded]
+Samples = Mapping[str, Decoded]
+"""By way."""
 
 _OUTSIDE = "outside "
 """Before the name of another engine, which may be called as a way of ours."""
@@ -70,6 +73,12 @@ class Measurement:
         return loops(self.drafted.token_ids)
 
 
+class SpeedJournal(Journal[Samples]):
+    """By run of a command, prompt, both from 0, and turn, from 1."""
+
+    kinds = (OutsideOutput, Failure)
+
+
 class SpeedBench:
     """Measures one pair; the transformers model is loaded once, for all runs.
 
@@ -89,18 +98,19 @@ class SpeedBench:
         prompts: Sequence[BenchPrompt],
         config: SpeedConfig,
         on_progress: Callable[[Measurement], None] = lambda measurement: None,
-        journal: Part | None = None,
+        journal: SpeedJournal | None = None,
+        run: int = 0,
     ) -> list[Measurement]:
         """Measure every turn of every prompt, after a warm-up of every way with the first.
 
         A later turn follows the answers of plain decoding, in every way, without their thinking.
-        What the journal holds is not measured again.
+        What the journal holds is not measured again. run: the number in it, from 0.
 
         Raises:
             RequestError: a prompt cannot be decoded; known before anything is measured, but for a
                 turn that does not fit behind the answers.
         """
-        journal = SpeedJournal().part(0) if journal is None else journal
+        journal = SpeedJournal() if journal is None else journal
         encoded = encode_prompts(self.llm, prompts, config.params)
         ways = self._ways(config)
         for decode in ways.values():
@@ -111,14 +121,15 @@ class SpeedBench:
             for index, prompt in enumerate(prompts):
                 answers: list[str] = []
                 for turn in range(1, 2 + len(prompt.later)):
-                    samples, phases = journal.find(index, turn), dict[str, PhaseTotals]()
+                    place = (run, index, turn)
+                    samples, phases = journal.done.get(place), dict[str, PhaseTotals]()
                     ids = self._encode(prompt, config.params, answers)
                     if samples is None:
                         with _named(prompt, turn):
                             samples, phases = _in_turns(
                                 ways, ids, config.params, len(measurements), meter
                             )
-                        journal.add(index, turn, samples)
+                        journal.add(place, samples)
                     measurements.append(_measurement(prompt, turn, samples, phases))
                     given = measurements[-1].plain.token_ids
                     answers.append(as_sent_back(self.llm.tokenizer, ids, given))

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
@@ -107,7 +108,7 @@ class TrainedDrafter(Protocol):
 
         By no weights that are trained: their gradient is not collected, see `chunked_loss`.
         """
-        ...
+        return F.linear(hidden, head)
 
     def greedy_guesses(self, hidden: Tensor, logits: Tensor, anchors: Tensor) -> Tensor:
         """Token ids [b, s], from hidden states [b, s, D], their logits and anchors' tokens [b]."""

@@ -107,19 +107,8 @@ class BlockDrafter(TrainedDrafter):
         self, context: Sequence[Tensor], blocks: Blocks, anchors: Anchors, embed_weight: Tensor
     ) -> Tensor:
         """See TrainedDrafter.slots."""
-        return self._every(context, blocks, anchors, embed_weight, self._is_sparse)[:, :, 1:]
-
-    def _every(
-        self,
-        context: Sequence[Tensor],
-        blocks: Blocks,
-        anchors: Anchors,
-        embed_weight: Tensor,
-        is_sparse: bool,
-    ) -> Tensor:
-        pairs = list(zip(context[::2], context[1::2], strict=True))
-        where = (self.model, embed_weight, blocks, anchors, pairs)
-        return draft_hidden(*where, is_sparse=is_sparse)
+        given = (self.model, embed_weight, blocks, anchors, _pairs(context))
+        return draft_hidden(*given, is_sparse=self._is_sparse)[:, :, 1:]
 
     def filled(
         self,
@@ -134,7 +123,8 @@ class BlockDrafter(TrainedDrafter):
 
         def forward(token_ids: Tensor) -> Tensor:
             inputs = blocks.reading(token_ids.view(shape).flatten(1))
-            return self._every(context, inputs, anchors, embed_weight, False).flatten(0, 1)
+            given = (self.model, embed_weight, inputs, anchors, _pairs(context))
+            return draft_hidden(*given).flatten(0, 1)
 
         guess = greedy(lambda hidden: self.logits(hidden, head))
         every = blocks.token_ids.view(-1, shape[-1])
@@ -156,6 +146,10 @@ class BlockDrafter(TrainedDrafter):
     def whole(self, is_main: bool) -> Self:
         """See TrainedDrafter.whole."""
         return type(self)(whole_drafter(self.model, is_main), is_sparse=self._is_sparse)
+
+
+def _pairs(context: Sequence[Tensor]) -> list[LayerKV]:
+    return list(zip(context[::2], context[1::2], strict=True))
 
 
 def _shape(

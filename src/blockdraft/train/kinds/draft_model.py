@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -92,10 +91,6 @@ class SmallModel(TeacherForced):
         places = anchors.positions[..., None] + torch.arange(self.num_slots, device=states.device)
         rows = torch.arange(len(states), device=states.device)[:, None, None]
         return states[rows, places.clamp(max=states.shape[1] - 1)]
-
-    def logits(self, hidden: Tensor, head: Tensor) -> Tensor:
-        """See TrainedDrafter.logits."""
-        return F.linear(hidden, head)
 
     def save_pretrained(
         self, folder: str | Path, provenance: Mapping[str, Any] | None = None

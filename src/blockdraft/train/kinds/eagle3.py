@@ -100,10 +100,6 @@ class Eagle3Drafter(TeacherForced):
             steps.append(self.model.norm(hidden))
         return torch.stack(steps, dim=2)
 
-    def logits(self, hidden: Tensor, head: Tensor) -> Tensor:
-        """See TrainedDrafter.logits."""
-        return F.linear(hidden, head)
-
 
 _OF_OTHERS = (
     *("mask_token_id", "conv_kernel_size", "conv_group_size", "selector_rank"),
