@@ -168,7 +168,10 @@ class Scheduler:
         with_context = self._with_context(sequence)
         for other in [] if sequence.is_scoring else self.running:
             if other.is_prefilling and self._with_context(other) == with_context:
-                gain = self.memory.num_shared(sequence.token_ids, other.token_ids) - num_reused
+                num_shared = self.memory.num_shared(
+                    sequence.key, sequence.token_ids, other.key, other.token_ids
+                )
+                gain = num_shared - num_reused
                 if gain > 0 and 2 * gain >= len(other.token_ids) - other.num_cached:
                     return True
         return False
