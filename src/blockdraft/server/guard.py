@@ -251,7 +251,7 @@ def _line(scope: Scope) -> str:
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
-    """One line; a log of JSON gets the parts as well. Of who only watches, unless it fails, none."""
+    """One line; a log of JSON gets the parts as well. Who only watches gets none, but for errors."""
     client = scope["state"].get("client") or _address(scope)
     parts = {
         "request_id": scope["state"]["request_id"],
