@@ -251,7 +251,7 @@ def _line(scope: Scope) -> str:
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
-    """One line; a log of JSON gets the parts as well. Who only watches gets none, but for errors."""
+    """One line, with its parts for a log of JSON; none of who only watches and gets an answer."""
     client = scope["state"].get("client") or _address(scope)
     parts = {
         "request_id": scope["state"]["request_id"],
