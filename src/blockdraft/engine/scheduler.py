@@ -101,7 +101,7 @@ class Scheduler:
         """
         for sequence in list(self.running):
             while sequence in self.running and not self._reserve(sequence):
-                self._preempt(self.running[-1])
+                self.preempt(self.running[-1])
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Room for all tokens of a sequence, if need be that of candidates; False if there is none.
@@ -115,7 +115,8 @@ class Scheduler:
             self.memory.trim(other.key, len(other.token_ids))
         return self.memory.reserve(sequence.key, num_tokens)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the head of the queue; it is computed again later."""
         self.num_preempted += 1
         self._release(sequence)
         sequence.num_cached = 0
