@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from blockdraft.cache.memory import Memory
+from blockdraft.core.uninterrupted import uninterrupted
 
 PAGE_SIZE = 64
 SCRATCH_PAGE = 0
@@ -222,15 +223,17 @@ class Pages(Memory):
 
     def put_back(self, key: int) -> None:
         """See Memory.put_back. Its pages are free; what was hashed of its tokens is remembered."""
-        if (table := self._tables.pop(key, None)) is not None:
-            self._put_back[key] = table.digests
-            self._release_all(table)
+        with uninterrupted():
+            if (table := self._tables.pop(key, None)) is not None:
+                self._put_back[key] = table.digests
+                self._release_all(table)
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
-        self._put_back.pop(key, None)
-        if (table := self._tables.pop(key, None)) is not None:
-            self._release_all(table)
+        with uninterrupted():
+            self._put_back.pop(key, None)
+            if (table := self._tables.pop(key, None)) is not None:
+                self._release_all(table)
 
     def _release_all(self, table: _Table) -> None:
         # The end of a chain is useless without its beginning, so it goes first.
