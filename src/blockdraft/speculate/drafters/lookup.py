@@ -134,7 +134,7 @@ class _Searched:
     def texts(self) -> list[_Text]:
         return self.shared + self.own
 
-    def see(self, token_ids: Sequence[int], num_learned: int) -> None:
+    def see(self, token_ids: Sequence[int], num_learned: int = 0) -> None:
         """Learn from tokens that the target has chosen, and follow them.
 
         The first `num_learned` of the output were learned from before a preemption.

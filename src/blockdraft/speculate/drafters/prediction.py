@@ -99,7 +99,7 @@ class _Prediction:
         self.rates = rates
         self.num_seen = 0
 
-    def see(self, token_ids: Sequence[int], num_learned: int) -> None:
+    def see(self, token_ids: Sequence[int], num_learned: int = 0) -> None:
         """The first `num_learned` of the output were learned from before a preemption."""
         for token_id in token_ids:
             is_new = self.num_seen >= num_learned
