@@ -84,8 +84,4 @@ def report_of(explained: Iterable[Explained], stall_limit: float | None = None) 
 
 def num_rejections(outputs: list[StepOutput]) -> int:
     """Rounds of which some draft was not committed, counted from what the engine reports."""
-    return sum(
-        output.num_drafted > min(output.num_accepted, len(output.token_ids))
-        for output in outputs
-        if output.token_ids
-    )
+    return sum(output.num_drafted > output.num_accepted for output in outputs if output.token_ids)

@@ -20,6 +20,7 @@ from blockdraft.core.config import DeviceMap, DraftDtype, KVCacheDtype, LLMConfi
 from blockdraft.core.errors import RequestError
 from blockdraft.core.receipt import Receipt, read_receipt
 from blockdraft.core.threads import refuse_a_fork
+from blockdraft.core.uninterrupted import uninterrupted
 from blockdraft.engine.audit import Audit, audit
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
@@ -327,7 +328,8 @@ class LLM:
         try:
             for job in jobs:
                 for index in range(job.params.n):
-                    open_keys.add(self.samples.add(job, index))
+                    with uninterrupted():
+                        open_keys.add(self.samples.add(job, index))
             while open_keys:
                 # Another open stream may have advanced these samples too.
                 with_news = open_keys.intersection(self.samples.with_news)
@@ -339,8 +341,10 @@ class LLM:
                         open_keys.remove(key)
                     yield chunk
         finally:
-            # Maybe called by the garbage collector, in the middle of somebody else's step.
-            self.samples.abandon(open_keys)
+            # Maybe called by the garbage collector, in the middle of somebody else's step. In two
+            # calls, because an interrupt can come before the first line of ours, not of `extend`.
+            self.samples.abandoned.extend(open_keys)
+            self.samples.drop_abandoned()
 
 
 def _as_text(model: str | PathLike[str]) -> str:

@@ -24,8 +24,13 @@ class Memory:
         """
         return 0
 
-    def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
-        """How many first tokens `open` could take over from a sequence that has `other_ids`."""
+    def num_shared(
+        self, key: int, token_ids: Sequence[int], other_key: int, other_ids: Sequence[int]
+    ) -> int:
+        """How many first tokens `open` could take over from another sequence; both are open.
+
+        Asked again and again, so it may take no time for each token.
+        """
         return 0
 
     def reserve(self, key: int, num_tokens: int) -> bool:

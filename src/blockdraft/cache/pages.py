@@ -9,12 +9,14 @@ their memory is needed, the longest unused first.
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from blockdraft.cache.memory import Memory
+from blockdraft.core.uninterrupted import uninterrupted
 
 PAGE_SIZE = 64
 SCRATCH_PAGE = 0
@@ -149,14 +151,18 @@ class Pages(Memory):
         known = self._put_back.pop(key, None)
         return known if known is not None and known.domain == domain else _Digests(domain)
 
-    def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
+    def num_shared(
+        self, key: int, token_ids: Sequence[int], other_key: int, other_ids: Sequence[int]
+    ) -> int:
         """See Memory.num_shared: whole pages."""
         num_pages = min(len(token_ids) - 1, len(other_ids)) // PAGE_SIZE if self.reuse else 0
-        for index in range(num_pages):
-            page = slice(index * PAGE_SIZE, (index + 1) * PAGE_SIZE)
-            if token_ids[page] != other_ids[page]:
-                return index * PAGE_SIZE
-        return num_pages * PAGE_SIZE
+        own, other = self._tables[key].digests, self._tables[other_key].digests
+        # A digest covers all tokens before it too, so behind the first that differs all do.
+        return PAGE_SIZE * bisect_left(
+            range(num_pages),
+            True,
+            key=lambda index: own.of(index, token_ids) != other.of(index, other_ids),
+        )
 
     def reserve(self, key: int, num_tokens: int) -> bool:
         """Give a sequence room for so many tokens; False, and nothing changes, if there is none."""
@@ -217,15 +223,17 @@ class Pages(Memory):
 
     def put_back(self, key: int) -> None:
         """See Memory.put_back. Its pages are free; what was hashed of its tokens is remembered."""
-        if (table := self._tables.pop(key, None)) is not None:
-            self._put_back[key] = table.digests
-            self._release_all(table)
+        with uninterrupted():
+            if (table := self._tables.pop(key, None)) is not None:
+                self._put_back[key] = table.digests
+                self._release_all(table)
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
-        self._put_back.pop(key, None)
-        if (table := self._tables.pop(key, None)) is not None:
-            self._release_all(table)
+        with uninterrupted():
+            self._put_back.pop(key, None)
+            if (table := self._tables.pop(key, None)) is not None:
+                self._release_all(table)
 
     def _release_all(self, table: _Table) -> None:
         # The end of a chain is useless without its beginning, so it goes first.

@@ -82,12 +82,13 @@ def _take_turn(
     """Stream an answer; returns the conversation, without this turn if it was not finished."""
     asked = [*messages, {"role": "user", "content": line}]
     try:
-        for chunk in llm.chat(asked, params, stream=True):
+        asked_ids = _encode(llm, asked)
+        for chunk in llm.generate(asked_ids, params, stream=True):
             print(chunk.text, end="", flush=True)
             if chunk.completion is not None:
                 print(flush=True)
                 print(f"[{summary_line(chunk.completion)}]", file=sys.stderr)
-                return _after(llm, messages, asked, chunk.completion)
+                return _after(llm, messages, asked, asked_ids, chunk.completion)
     except KeyboardInterrupt:
         print(flush=True)
         print("[stopped, this turn is forgotten]", file=sys.stderr)
@@ -102,18 +103,24 @@ def _take_json_turn(
     """As `_take_turn`, for a program: one object for every turn, also for a refused one."""
     asked = [*messages, {"role": "user", "content": line}]
     try:
-        completion = llm.chat(asked, params).completions[0]
+        asked_ids = _encode(llm, asked)
+        completion = llm.generate(asked_ids, params).completions[0]
     except RequestError as error:
         print_json({"error": str(error)}, as_line=True)
         return messages
     print_json(describe_completion(completion), as_line=True)
-    return _after(llm, messages, asked, completion)
+    return _after(llm, messages, asked, asked_ids, completion)
+
+
+def _encode(llm: "LLM", asked: list[dict[str, str]]) -> list[int]:
+    return llm.tokenizer.encode_chat(asked, most=llm.engine.limits.max_tokens)
 
 
 def _after(
     llm: "LLM",
     messages: list[dict[str, str]],
     asked: list[dict[str, str]],
+    asked_ids: list[int],
     completion: "Completion",
 ) -> list[dict[str, str]]:
     """The conversation with an answer to what was asked; as it was before if that has failed."""
@@ -122,7 +129,5 @@ def _after(
     if completion.error is not None:
         print(f"[{completion.error}; this turn is forgotten]", file=sys.stderr)
         return messages
-    tokenizer = llm.tokenizer
-    asked_ids = tokenizer.encode_chat(asked)
-    said = as_sent_back(tokenizer, asked_ids, completion.token_ids, completion.text)
+    said = as_sent_back(llm.tokenizer, asked_ids, completion.token_ids, completion.text)
     return [*asked, {"role": "assistant", "content": said}]

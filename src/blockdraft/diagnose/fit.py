@@ -101,7 +101,7 @@ def examine_fit(
         ModelError: one of them cannot be run at all; says why, and the remedy.
     """
     model = target_without_weights(target, trust_remote_code=trust_remote_code).to(dtype)
-    shape = read_shape(drafter, model, dtype)
+    shape = read_shape(drafter, model, dtype, trust_remote_code=trust_remote_code)
     return Fit(
         fits=shape.refusal is None,
         reason=shape.refusal,

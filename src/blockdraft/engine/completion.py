@@ -101,10 +101,9 @@ class Generation:
 class Round:
     """What one target pass committed: the text that each token adds, and how its draft fared.
 
-    The first min(num_accepted, tokens) tokens were drafted: the counts are those before a cut at a
-    stop. The first round of a sample is that of its prompt, which drafts nothing. A character of
-    several tokens counts for the last of them; special tokens have no text.
-    `follows_stall`: it came late, see Pace; told by AsyncEngine only.
+    The first `num_accepted` tokens were drafted. The first round of a sample is that of its prompt,
+    which drafts nothing. A character of several tokens counts for the last of them; special tokens
+    have no text. `follows_stall`: it came late, see Pace; told by AsyncEngine only.
     """
 
     texts: tuple[str, ...]

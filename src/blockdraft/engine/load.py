@@ -127,7 +127,14 @@ def _load(
     checkpoint = None
     if drafter_folder is not None:
         in_int8 = _drafts_in_int8(config, dtype, device)
-        checkpoint = load_checkpoint(drafter_folder, model, dtype, device, in_int8=in_int8)
+        checkpoint = load_checkpoint(
+            drafter_folder,
+            model,
+            dtype,
+            device,
+            in_int8=in_int8,
+            trust_remote_code=config.trust_remote_code,
+        )
     target = make_target(config, model, checkpoint, in_pages=in_pages)
     if isinstance(target, PagedTarget) and model.device.type == "cuda":
         target.use_static_shapes()

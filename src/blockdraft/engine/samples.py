@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Constraint
 from blockdraft.core.thinking import ThinkingLimit
+from blockdraft.core.uninterrupted import uninterrupted
 from blockdraft.engine.completion import Chunk, Round
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.record import SampleText
@@ -42,7 +43,7 @@ class Job:
 class Samples:
     """Runs samples in an engine and hands out chunks of their text; a sample has a key.
 
-    For one thread, that of the engine, but for `abandon`.
+    For one thread, that of the engine, but for `abandoned`.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, grammars: Grammars) -> None:
@@ -50,7 +51,8 @@ class Samples:
         self.tokenizer = tokenizer
         self.grammars = grammars
         self._busy = threading.Lock()
-        self._abandoned: deque[int] = deque()
+        self.abandoned: deque[int] = deque()
+        """Keys of samples that nobody reads any more; see `drop_abandoned`."""
         self._news: dict[int, None] = {}
         """Keys of the samples of which a chunk can be taken, in the order in which it came."""
 
@@ -194,7 +196,7 @@ class Samples:
     def take_chunk(self, key: int) -> Chunk:
         """What is new of a sample. The last chunk holds the completion; the sample is gone then."""
         record, sample = self.engine.progress[key], self._text(key)
-        with self._alone():
+        with self._alone(), uninterrupted():
             text, rounds = self._read(key, sample)
             completion = self.engine.take(key).completion() if sample.is_finished else None
             self._news.pop(key, None)
@@ -226,17 +228,27 @@ class Samples:
         with self._alone():
             self._forget(key)
 
-    def abandon(self, keys: Iterable[int]) -> None:
-        """Forget samples: at once if no call is under way here, else at its end. Never waits.
+    def drop_abandoned(self) -> None:
+        """Forget what is in `abandoned`: now, or where a call is under way at its end. Never waits.
 
         For finalizers, which the garbage collector runs in any thread and at any moment.
         """
-        self._abandoned.extend(keys)
-        self._drop_abandoned()
+        # If the lock is taken, its holder comes here after it has let go, and does this. So nothing
+        # stays behind, even if no further step comes.
+        while self.abandoned:
+            with uninterrupted():
+                if not self._busy.acquire(blocking=False):
+                    return
+                try:
+                    while self.abandoned:
+                        self._forget(self.abandoned.popleft())
+                finally:
+                    self._busy.release()
 
     def _forget(self, key: int) -> None:
         self._news.pop(key, None)
-        self.engine.take(key)
+        if key in self.engine.progress:  # an interrupt may come when it has just been taken
+            self.engine.take(key)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -245,14 +257,4 @@ class Samples:
             with self._busy:
                 yield
         finally:
-            self._drop_abandoned()
-
-    def _drop_abandoned(self) -> None:
-        # If the lock is taken, its holder comes here after it has let go, and does this. So nothing
-        # stays behind, even if no further step comes.
-        while self._abandoned and self._busy.acquire(blocking=False):
-            try:
-                while self._abandoned:
-                    self._forget(self._abandoned.popleft())
-            finally:
-                self._busy.release()
+            self.drop_abandoned()

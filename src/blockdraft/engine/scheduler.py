@@ -101,7 +101,7 @@ class Scheduler:
         """
         for sequence in list(self.running):
             while sequence in self.running and not self._reserve(sequence):
-                self._preempt(self.running[-1])
+                self.preempt(self.running[-1])
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Room for all tokens of a sequence, if need be that of candidates; False if there is none.
@@ -115,7 +115,8 @@ class Scheduler:
             self.memory.trim(other.key, len(other.token_ids))
         return self.memory.reserve(sequence.key, num_tokens)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the head of the queue; it is computed again later."""
         self.num_preempted += 1
         self._release(sequence)
         sequence.num_cached = 0
@@ -168,7 +169,10 @@ class Scheduler:
         with_context = self._with_context(sequence)
         for other in [] if sequence.is_scoring else self.running:
             if other.is_prefilling and self._with_context(other) == with_context:
-                gain = self.memory.num_shared(sequence.token_ids, other.token_ids) - num_reused
+                num_shared = self.memory.num_shared(
+                    sequence.key, sequence.token_ids, other.key, other.token_ids
+                )
+                gain = num_shared - num_reused
                 if gain > 0 and 2 * gain >= len(other.token_ids) - other.num_cached:
                     return True
         return False

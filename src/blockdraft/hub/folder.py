@@ -1,6 +1,7 @@
 """What a Hugging Face model folder must hold before anything is loaded from it."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ MASK_FILE = "mask_embedding.pt"
 """A vector that some drafters have beside their weights."""
 INDEX_NAME = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+_SHARD = re.compile(r"(?P<start>.+)-\d+-of-(?P<total>\d{5})\.safetensors")
 _LFS_MARK = b"version https://git-lfs"
 """With which the file begins that git leaves in place of a large one, where Git LFS is missing."""
 
@@ -37,8 +39,8 @@ def gguf_file(folder: Path) -> Path | None:
 def missing_parts(folder: Path) -> list[str]:
     """Return the names of the parts that a model folder lacks; empty for a whole one.
 
-    It needs `config.json` and safetensors weights: all shards that its index names, if it has one.
-    Or it stands for a GGUF file, see `prepare`.
+    It needs `config.json` and safetensors weights: all shards that its index names, if it has one,
+    or that the names of those that are there tell of. Or it stands for a GGUF file, see `prepare`.
     """
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     # Large too, and so left out by git where Git LFS is missing.
@@ -48,13 +50,27 @@ def missing_parts(folder: Path) -> list[str]:
     index = folder / INDEX_NAME
     if not index.is_file():
         found = sorted(path.name for path in folder.glob("*.safetensors"))
-        return missing + (_pointers(folder, found) if found else ["*.safetensors"])
+        if not found:
+            return [*missing, "*.safetensors"]
+        return missing + _other_shards(found) + _pointers(folder, found)
     try:
         shards = set(read_index(index).values())
     except (OSError, ValueError):
         return [*missing, f"a readable {INDEX_NAME}"]
     missing += sorted(shard for shard in shards if not (folder / shard).is_file())
     return missing + _pointers(folder, sorted(shards.difference(missing)))
+
+
+def _other_shards(found: Iterable[str]) -> list[str]:
+    """Those that belong to shards that are there, and are not: the second of two, for instance."""
+    names: set[str] = set()
+    for shard in filter(None, map(_SHARD.fullmatch, found)):
+        start, width, total = shard["start"], len(shard["total"]), int(shard["total"])
+        names.update(
+            f"{start}-{number:0{width}}-of-{shard['total']}.safetensors"
+            for number in range(1, total + 1)
+        )
+    return sorted(names.difference(found))
 
 
 def _pointers(folder: Path, names: Iterable[str]) -> list[str]:

@@ -15,12 +15,13 @@ class AcceptanceStats:
     behind others. The ledger and `explain` have it among the prompts'.
 
     tau, the acceptance length, is tokens committed per pass, the bonus included, tokens cut off
-    behind a stop excluded. `histogram[k]` is the number of passes that committed k tokens.
-    `drafted[i]` and `accepted[i]` count how often depth i (from 0) held candidates, and how often
-    the target kept one; their ratio is the acceptance rate of the position. `drafted_at[i, r]` and
-    `accepted_at[i, r]` count the candidates of rank r among their siblings there. `outcomes[d, a]`
-    is the number of passes that verified d candidates and kept a path of a. `drafted_by[source]`
-    and `accepted_by[source]` count candidates by who proposed them, several drafters included.
+    behind a stop excluded. Drafts behind a stop were checked and not kept. `histogram[k]` is the
+    number of passes that committed k tokens. `drafted[i]` and `accepted[i]` count how often depth i
+    (from 0) held candidates, and how often one was kept; their ratio is the acceptance rate of the
+    position. `drafted_at[i, r]` and `accepted_at[i, r]` count the candidates of rank r among their
+    siblings there. `outcomes[d, a]` is the number of passes that verified d candidates and kept a
+    path of a. `drafted_by[source]` and `accepted_by[source]` count candidates by who proposed them,
+    several drafters included.
     """
 
     num_passes: int = 0

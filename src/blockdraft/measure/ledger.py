@@ -69,7 +69,7 @@ LEDGER_DEFINITIONS = {
     "break_even_tau": "the tau at which drafted decoding would take as long per token as plain "
     "decoding did: time per pass over time per plain token, all without prefill, draft_prefill and "
     "waiting",
-    "sources": "candidates verified, and kept before a cut at a stop, by who proposed them",
+    "sources": "candidates verified, and kept, by who proposed them",
     "margin": "acceptance_length over break_even_tau, less 1: what drafting gains in decoding",
     "overall_margin": "plain over drafted time per token, less 1, with prompts and all",
     "memory": "bytes that only drafting needs; the two last are the most at any time",

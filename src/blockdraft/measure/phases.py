@@ -135,15 +135,20 @@ class PhaseTimer(Recorder):
     def step(self) -> Iterator[None]:
         """Time one step; what no phase claims is the remainder."""
         assert not self._in_step, f"a step cannot begin inside phase {self._open[-1]} of another"
-        self.enter(_REMAINDER)
-        self._step_ns.clear()
-        self._step_rows.clear()
-        self._in_step = True
+        depth = len(self._open)
         try:
+            self.enter(_REMAINDER)
+            self._step_ns.clear()
+            self._step_rows.clear()
+            self._in_step = True
             yield
         finally:
-            self.leave()
-            self._in_step = False
+            # An interrupt may come anywhere, also where a phase ends: none of the step stays open.
+            try:
+                self._charge()
+            finally:
+                del self._open[depth:]
+                self._in_step = False
             self._split()
             self._totals.num_steps += 1
 

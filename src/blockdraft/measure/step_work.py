@@ -47,7 +47,7 @@ def lines_of(rows: RowWork, output: StepOutput) -> dict[Line, int]:
     if rows.is_prompt:
         return {"prefill": rows.num_rows}
     num_kept = len(output.token_ids)
-    num_accepted = min(num_kept, output.num_accepted)
+    num_accepted = output.num_accepted
     lines: dict[Line, int] = {"accepted": num_accepted, "bonus": num_kept - num_accepted}
     num_siblings = rows.num_siblings - output.num_siblings_kept
     if num_siblings:

@@ -4,7 +4,7 @@ Equality with `model.generate` is no part of the promise (docs/proof.md).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence as Tokens
@@ -35,7 +35,7 @@ def greedy_cases(cases: Sequence[Case], max_tokens: int, most: int) -> list[Case
     params = SamplingParams(max_tokens=max_tokens, seed=0)
     by_prompt = {case.prompt.id: case for case in reversed(cases)}
     firsts = list(reversed(by_prompt.values()))[:most]
-    return [replace(case, setting="greedy", params=params) for case in firsts]
+    return [Case(case.prompt, case.prompt_ids, "greedy", params, case.stop_ids) for case in firsts]
 
 
 def compare_with_stock(

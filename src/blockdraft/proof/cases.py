@@ -1,26 +1,32 @@
 """What a proof decodes: prompts, each with some of the ways to sample."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from blockdraft.core.conversations import as_messages, as_text
 from blockdraft.core.errors import RequestError
+from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Constraint
 from blockdraft.llm import LLM
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.text.outline import Outline
 from blockdraft.text.tokenizer import THINKING_SWITCH, Tokenizer
 
+LIST = Grammar.regex(r"((yes|no|[0-9]{2}), )+")
+"""What is allowed changes from token to token: now one, now many."""
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "greedy": {},
         "temperature": {"temperature": 0.7},
         "top-k": {"temperature": 1.0, "top_k": 20},
         "stop": {"stop": (". ", "\n\n", "}", "e s")},
+        "grammar": {"temperature": 1.0, "grammar": LIST},
         "top-p": {"temperature": 0.8, "top_p": 0.9},
         "penalties": {
             "repetition_penalty": 1.15,
@@ -44,20 +50,25 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """Ways to sample by name; the rest of SamplingParams stays at its defaults."""
 STRIDE = 5
-"""From one setting of a prompt to its next: coprime to their number, so that none comes twice."""
+"""From one setting of a prompt to its next: coprime to their number, with and without grammars, so
+that none comes twice."""
 LOGPROBS = 1
 """Asked for with every case: they show differences that the tokens do not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One request of a proof; its id is unique there. `stop_ids` are the tokens that end it."""
+    """One request of a proof; its id is unique there. `stop_ids` are the tokens that end it.
+
+    `constrain` makes what its grammar allows in one sample; None without a grammar.
+    """
 
     prompt: ProofPrompt
     prompt_ids: tuple[int, ...]
     setting: str
     params: SamplingParams
     stop_ids: frozenset[int] = frozenset()
+    constrain: Callable[[], Constraint | None] = lambda: None
 
     @property
     def id(self) -> str:
@@ -91,12 +102,14 @@ def plan_cases(
             none is left.
     """
     _check_ids([*corpus, *own])
+    names = [name for name in SETTINGS if name != "grammar" or why_no_grammar(llm) is None]
     cases: list[Case] = []
     left_out: dict[str, str] = {}
     for index, prompt in enumerate([*corpus, *own]):
         try:
             ids = encode(llm.tokenizer, prompt)
-            found = [_case(llm, prompt, ids, name, config) for name in _settings_of(index, config)]
+            chosen = [names[(index + i * STRIDE) % len(names)] for i in range(config.num_settings)]
+            found = [_case(llm, prompt, ids, name, config) for name in chosen]
             for case in found:
                 llm.engine.limits.check_prompt(case.prompt_ids, case.params)
         except RequestError as error:
@@ -141,9 +154,19 @@ def encode(tokenizer: Tokenizer, prompt: ProofPrompt) -> tuple[int, ...]:
     return tuple(ids[: prompt.take])
 
 
-def _settings_of(index: int, config: ProofConfig) -> list[str]:
-    names = list(SETTINGS)
-    return [names[(index + i * STRIDE) % len(names)] for i in range(config.num_settings)]
+def why_no_grammar(llm: LLM) -> str | None:
+    """Why the target cannot follow the grammar of a proof; None if it can."""
+    try:
+        llm.samples.grammars.compile(LIST)
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+def with_grammar(llm: LLM, case: Case) -> Case:
+    """The same case with the grammar of a proof."""
+    params = replace(case.params, grammar=LIST)
+    return replace(case, params=params, constrain=partial(llm.samples.constraint, params))
 
 
 def _case(
@@ -152,4 +175,5 @@ def _case(
     options = {"logprobs": LOGPROBS, **SETTINGS[setting]}
     params = SamplingParams(max_tokens=config.max_tokens, seed=config.seed, **options)
     stop_ids = params.ending_ids(llm.tokenizer.eos_ids)
-    return Case(prompt, prompt_ids, setting, params, stop_ids)
+    constrain = partial(llm.samples.constraint, params)
+    return Case(prompt, prompt_ids, setting, params, stop_ids, constrain)

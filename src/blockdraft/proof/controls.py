@@ -9,12 +9,12 @@ from typing import Literal
 
 from blockdraft.llm import LLM
 from blockdraft.proof import faults
-from blockdraft.proof.cases import Case
+from blockdraft.proof.cases import Case, why_no_grammar, with_grammar
 from blockdraft.proof.context import check_context
 from blockdraft.proof.differences import Difference
 from blockdraft.proof.faults import Fault
 from blockdraft.proof.forced import Noise, judged_differences
-from blockdraft.proof.ways import DRAFTED, PLAIN, run
+from blockdraft.proof.ways import BATCHED, DRAFTED, PLAIN, Way, run
 
 MOST_PROMPT = 256
 """Tokens; a fault shows on short prompts as well."""
@@ -25,6 +25,7 @@ class Control:
     """A fault, and the check that must find it.
 
     sampled: it shows in sampled requests only. exact: without exactness it is no fault.
+    in_grammar: it shows in requests with a grammar only. way: what is held against plain decoding.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Control:
     check: Literal["outputs", "draft context"] = "outputs"
     sampled: bool = False
     exact: bool = False
+    in_grammar: bool = False
+    way: Way = DRAFTED
 
 
 CONTROLS = (
@@ -63,6 +66,19 @@ CONTROLS = (
         "sums over keys are split by the number of rows",
         faults.attention_by_company,
         exact=True,
+    ),
+    Control(
+        "a grammar behind drafts",
+        "of the tokens that may follow a draft, one alone is allowed",
+        faults.one_token_behind_drafts,
+        in_grammar=True,
+    ),
+    Control(
+        "other noise after a preemption",
+        "a preempted request is gone on with by another seed",
+        faults.new_noise_after_preemption,
+        sampled=True,
+        way=BATCHED,
     ),
 )
 
@@ -100,6 +116,8 @@ def run_control(
         return ControlResult(*named, skipped="what it breaks is not promised with exact off")
     if control.check == "draft context" and not llm.engine.drafter.feature_layers:
         return ControlResult(*named, skipped="the drafter reads no features")
+    if control.in_grammar and (reason := why_no_grammar(llm)) is not None:
+        return ControlResult(*named, skipped=reason)
     number = 0
     for number, case in enumerate(cases, 1):
         evidence = (
@@ -112,7 +130,7 @@ def run_control(
     return ControlResult(*named, num_cases=number)
 
 
-def suitable_cases(control: Control, cases: Sequence[Case], most: int) -> list[Case]:
+def suitable_cases(llm: LLM, control: Control, cases: Sequence[Case], most: int) -> list[Case]:
     """Cases on which a control can show, those that go on longest first."""
     fitting = [
         case
@@ -120,7 +138,10 @@ def suitable_cases(control: Control, cases: Sequence[Case], most: int) -> list[C
         if len(case.prompt_ids) <= MOST_PROMPT
         and (case.params.temperature > 0 or not control.sampled)
     ]
-    return sorted(fitting, key=lambda case: bool(case.params.stop) + case.params.n)[:most]
+    shortest_last = sorted(fitting, key=lambda case: bool(case.params.stop) + case.params.n)
+    if control.in_grammar:
+        return [with_grammar(llm, case) for case in shortest_last[:most]]
+    return [case for case in shortest_last if case.params.grammar is None][:most]
 
 
 def _look_at_context(llm: LLM, control: Control, case: Case) -> str:
@@ -134,7 +155,7 @@ def _look_at_context(llm: LLM, control: Control, case: Case) -> str:
 def _look_at_outputs(llm: LLM, control: Control, case: Case, noise: Noise | None) -> str:
     with control.plant(llm.engine):
         plain = run(llm, [case], PLAIN)[case]
-        drafted = run(llm, [case], DRAFTED)[case]
+        drafted = run(llm, [case], control.way)[case]
     found = judged_differences(llm.engine, case, drafted, plain, noise)
     # An engine that the fault ends shows nothing of the comparison of outputs.
     caught = [one for one in found if one.is_failure and one.verdict != "error"]

@@ -13,6 +13,7 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from blockdraft.core.plan import ForwardPlan
@@ -26,6 +27,7 @@ from blockdraft.models.target.direct import DirectForward
 from blockdraft.models.target.interface import TargetOutput
 from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import Verdict, rows_of, verify
+from blockdraft.text.grammar import GrammarState, Mask
 
 Fault = Callable[[Engine], AbstractContextManager[None]]
 """Plants a fault in an engine and takes it out again."""
@@ -182,6 +184,35 @@ def attention_by_company(engine: Engine) -> Iterator[None]:
         replaced(DirectForward, "may_run", lambda _: False),
         replaced(AttentionPlan, "run_layer", lambda *_: None),
     ):
+        yield
+
+
+@contextmanager
+def one_token_behind_drafts(engine: Engine) -> Iterator[None]:
+    """Of what a grammar lets follow a draft, the first token is taken for all that may."""
+    real = GrammarState.allowed
+
+    def allowed(state: GrammarState, output_ids: list[int], ahead: list[int]) -> Mask | None:
+        mask = real(state, output_ids, ahead)
+        if mask is None or not ahead:
+            return mask
+        alone: Mask = np.arange(len(mask)) == mask.argmax()
+        return alone
+
+    with replaced(GrammarState, "allowed", allowed):
+        yield
+
+
+@contextmanager
+def new_noise_after_preemption(engine: Engine) -> Iterator[None]:
+    """The noise of a request that begins again is not that of its seed any more."""
+    preempt = engine.scheduler.preempt
+
+    def faulty(sequence: Sequence) -> None:
+        preempt(sequence)
+        sequence.seed ^= SEED_OF_REDRAWS
+
+    with replaced(engine.scheduler, "preempt", faulty):
         yield
 
 

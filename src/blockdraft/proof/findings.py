@@ -76,7 +76,13 @@ class Findings:
 
 
 def lacks_of(
-    way: Way, outputs: Sequence[Output], num_failed: int, *, model_kind: str, takes_over: bool
+    way: Way,
+    outputs: Sequence[Output],
+    num_failed: int,
+    *,
+    num_preempted: int,
+    model_kind: str,
+    takes_over: bool,
 ) -> tuple[str, ...]:
     """What a way was to do and has not done: it has then compared plain decoding with itself.
 
@@ -85,6 +91,8 @@ def lacks_of(
     whether the target always goes on behind what an earlier request has computed.
     """
     acceptance, found = total_acceptance(outputs), []
+    if way.preempts and acceptance.num_passes and not num_preempted:
+        found.append("nobody was preempted")
     if num_failed:
         found.append(f"the drafter failed {counted(num_failed, 'time')}")
     if way.depth != "adaptive" and acceptance.num_passes and not acceptance.num_drafted:

@@ -139,5 +139,6 @@ def _sequence(case: Case, sample_index: int) -> Tokens:
     assert case.params.seed is not None
     prompt = list(case.prompt_ids)
     return Tokens(
-        0, case.params, case.params.seed, sample_index, case.stop_ids, prompt, len(prompt)
+        *(0, case.params, case.params.seed, sample_index, case.stop_ids, prompt, len(prompt)),
+        constraint=case.constrain(),
     )

@@ -117,12 +117,14 @@ class Proof:
 
     def _check_way(self, way: Way) -> None:
         failures, memory = self.llm.engine.proposer.failures, self.llm.engine.target.memory
-        num_before = failures.num_failures
+        scheduler = self.llm.engine.scheduler
+        num_before, num_preempted = failures.num_failures, scheduler.num_preempted
         outputs = run(self.llm, self._cases, way, self._finish)
         lacks = lacks_of(
             way,
             list(outputs.values()),
             failures.num_failures - num_before,
+            num_preempted=scheduler.num_preempted - num_preempted,
             model_kind=self.llm.engine.drafter.kind,
             takes_over=isinstance(memory, Pages) and memory.borders is None,
         )
@@ -145,7 +147,7 @@ class Proof:
 
     def _run_controls(self) -> None:
         for control in CONTROLS:
-            cases = suitable_cases(control, self._cases, self.config.num_control_cases)
+            cases = suitable_cases(self.llm, control, self._cases, self.config.num_control_cases)
             result = run_control(self.llm, control, cases, self.findings.noise)
             self.findings.controls.append(result)
             self._advance(4 * self.config.max_tokens)

@@ -1,5 +1,6 @@
 """The ways to run a case that must all give the same output, and the one they are held against."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -7,16 +8,21 @@ from typing import Literal
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import FinishReason
+from blockdraft.core.sequence import Batch
 from blockdraft.engine.completion import Chunk, Completion
+from blockdraft.engine.scheduler import Scheduler
 from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.measuring import compute_every_prompt, reusing
 from blockdraft.proof.cases import Case
+from blockdraft.proof.faults import replaced
 from blockdraft.speculate.drafters.lookup import LookupDrafter
 from blockdraft.speculate.verify import TokenLogprobs
 
 TREE_SIZE = 3
 """Nodes of a tree over those of a chain."""
+
+STEPS_OF_PREEMPTION = 4
 
 _SHARED_TOKENS = 4096
 
@@ -30,7 +36,8 @@ class Way:
     num_chunks: pieces of the prompt. together: as many cases at once as may run, each begun a step
     after the one before; otherwise one by one. from_memory: what an earlier run has computed of a
     prompt is taken over. least_prompt: shorter prompts would be run as any other way runs them, and
-    are not. looks_up: what is looked up in prompts and outputs is drafted too.
+    are not. looks_up: what is looked up in prompts and outputs is drafted too. preempts: now and
+    then the youngest is sent away, as where memory is full, and computed again.
     """
 
     name: str
@@ -41,11 +48,17 @@ class Way:
     from_memory: bool = False
     least_prompt: int = 1
     looks_up: bool = False
+    preempts: bool = False
 
 
 PLAIN = Way("plain", "no drafts, alone, the prompt in one chunk", depth="none")
 DRAFTED = Way("drafted", "drafted, alone, the prompt in one chunk")
-BATCHED = Way("in a batch", "drafted, many cases at once", together=True)
+BATCHED = Way(
+    "in a batch",
+    "drafted, many cases at once, now and then one preempted",
+    together=True,
+    preempts=True,
+)
 CHUNKS = Way("in five chunks", "drafted, alone, the prompt in five", num_chunks=5, least_prompt=5)
 FROM_MEMORY = Way(
     "prompt from the cache",
@@ -120,7 +133,11 @@ def run(
         llm.use_fixed_drafting()
     llm.engine.scheduler.max_running = llm.config.max_concurrency
     compute_every_prompt(llm.engine)
-    with reusing(llm.engine, way.from_memory), _looking_up(llm, way.looks_up):
+    with (
+        reusing(llm.engine, way.from_memory),
+        _looking_up(llm, way.looks_up),
+        _preempting(llm.engine.scheduler, way.preempts),
+    ):
         return (_run_together if way.together else _run_alone)(llm, cases, way, done)
 
 
@@ -164,6 +181,24 @@ def _looking_up(llm: LLM, wanted: bool) -> Iterator[None]:
         yield
     finally:
         proposer.free = before
+
+
+@contextmanager
+def _preempting(scheduler: Scheduler, wanted: bool) -> Iterator[None]:
+    """Before every fourth step, preempt the youngest sequence that is past its prompt."""
+    schedule, steps = scheduler.schedule, itertools.count()
+
+    def schedule_without_one() -> Batch:
+        past = [s for s in scheduler.running if s.finish_reason is None and not s.is_prefilling]
+        if past and next(steps) % STEPS_OF_PREEMPTION == 0:
+            scheduler.preempt(past[-1])
+        return schedule()
+
+    if not wanted:
+        yield
+        return
+    with replaced(scheduler, "schedule", schedule_without_one):
+        yield
 
 
 def _stream(llm: LLM, case: Case, way: Way) -> Iterator[Chunk]:

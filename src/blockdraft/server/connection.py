@@ -29,10 +29,15 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        # Behind a request that is to be the last, some clients send the end of a line. It is no
-        # second request, and must not cost the answer to the first.
+        # Behind a request some clients send the end of a line. It is no request, and must cost
+        # neither the answer to the first nor the next one (RFC 9112, 2.2).
         if self.conn.their_state is h11.MUST_CLOSE:
             return
+        is_between = self.conn.their_state in (h11.IDLE, h11.DONE)
+        if data[:1] in (b"\r", b"\n") and is_between and not self.conn.trailing_data[0]:
+            data = data.lstrip(b"\r\n")
+            if not data:
+                return
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()

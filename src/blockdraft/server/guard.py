@@ -20,7 +20,9 @@ BODY_SECONDS = 30.0
 _MOST_DISCARDED = 2**26
 """Bytes of a body that is too large which are read all the same, so that its sender listens."""
 _HEALTH_PATHS = frozenset({"/health", "/ready"})
-_PATHS_WHILE_DRAINING = _HEALTH_PATHS | {"/metrics", "/version"}
+_WATCHED_PATHS = _HEALTH_PATHS | {"/metrics"}
+"""Asked every few seconds, by monitors and by the web page."""
+_PATHS_WHILE_DRAINING = _WATCHED_PATHS | {"/version"}
 
 logger = logging.getLogger(__name__)
 
@@ -249,7 +251,7 @@ def _line(scope: Scope) -> str:
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
-    """One line; a log of JSON gets the parts as well."""
+    """One line, with its parts for a log of JSON; none of who only watches and gets an answer."""
     client = scope["state"].get("client") or _address(scope)
     parts = {
         "request_id": scope["state"]["request_id"],
@@ -259,7 +261,10 @@ def _log(scope: Scope, status: int, seconds: float) -> None:
         "status": status,
         "seconds": round(seconds, 3),
     }
-    logger.info("%s %d %.3f s %s", _line(scope), status, seconds, client, extra={"parts": parts})
+    is_watching = scope["path"] in _WATCHED_PATHS and status < 400
+    level = logging.DEBUG if is_watching else logging.INFO
+    line = _line(scope)
+    logger.log(level, "%s %d %.3f s %s", line, status, seconds, client, extra={"parts": parts})
 
 
 def _address(scope: Scope) -> str:

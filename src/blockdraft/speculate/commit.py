@@ -21,6 +21,7 @@ class StepOutput:
 
     num_kept: of the verdict's tokens; fewer than all where the sequence ended before the bonus.
     proposal: the candidates that were verified; nothing where the row could not be committed.
+    What the target agreed with behind a stop is in the verdict, and counts as not kept.
     """
 
     key: int
@@ -47,13 +48,13 @@ class StepOutput:
 
     @property
     def num_drafted(self) -> int:
-        """Candidates that were verified, before any cut at a stop."""
+        """Candidates that were verified."""
         return len(self.proposal)
 
     @property
     def kept_nodes(self) -> list[int]:
-        """The path of the proposal that the target agreed with, before any cut at a stop."""
-        return self.verdict.nodes if self.proposal else []
+        """The path of the proposal whose tokens were committed."""
+        return self.verdict.nodes[: self.num_kept] if self.proposal else []
 
     @property
     def num_siblings_kept(self) -> int:
@@ -68,12 +69,12 @@ class StepOutput:
 
     @property
     def kept_sources(self) -> list[str]:
-        """Of them those that the target agreed with, before any cut at a stop."""
+        """Of them those whose tokens were committed."""
         return [self.proposal.sources[node] for node in self.kept_nodes]
 
     @property
     def num_accepted(self) -> int:
-        """The depth that the target agreed with, before any cut at a stop."""
+        """The committed tokens that were drafted: all, or all but the bonus."""
         return len(self.kept_nodes)
 
 

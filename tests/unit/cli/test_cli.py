@@ -220,10 +220,18 @@ def test_exact_off_decodes_too_and_is_stamped(pair):
     assert len(result["token_ids"]) == 8
 
 
-def test_chat_remembers_and_forgets(pair):
+def test_chat_remembers_and_forgets(pair, monkeypatch):
     lines = "the abc\n/reset\n/what\n\nabc\n/quit\nnever\n"
+    encoded, real = [], Tokenizer.encode_chat
+
+    def encode_chat(self, messages, *args, **kwargs):
+        encoded.append([message["content"] for message in messages])
+        return real(self, messages, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", encode_chat)
     result = run("chat", *pair, "--max-tokens", 6, input=lines)
     assert result.exit_code == 0, result.output
+    assert encoded == [["Hi"], ["the abc"], ["abc"]], "a turn is encoded once"
     assert result.stderr.count("target passes") == 2
     assert "unknown command /what" in result.stderr
 
@@ -239,7 +247,8 @@ def test_chat_goes_on_without_the_thinking_of_an_answer(ending, text, said):
     completion = SimpleNamespace(error=None, token_ids=tokenizer.encode(text), text=text)
     asked = [{"role": "user", "content": "why?"}]
     answer = {"role": "assistant", "content": text if said is None else said}
-    assert _after(llm, [], asked, completion) == [*asked, answer]
+    asked_ids = llm.tokenizer.encode_chat(asked)
+    assert _after(llm, [], asked, asked_ids, completion) == [*asked, answer]
 
 
 def test_arrow_keys_move_in_the_line_of_a_chat():

@@ -30,7 +30,7 @@ class FailingLLM:
     device = "cpu"
     tokenizer = SimpleNamespace(
         encode=lambda text, most: list(text),
-        encode_chat=lambda messages, most=None: [1],
+        encode_chat=lambda messages, most: messages,
         chat_template="",
         thinks=False,
     )

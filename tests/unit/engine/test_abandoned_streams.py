@@ -1,7 +1,9 @@
 """Streams that nobody closes: the garbage collector ends them, in the middle of anything."""
 
 import gc
+import signal
 import threading
+from operator import attrgetter
 
 import pytest
 
@@ -85,6 +87,36 @@ def test_a_stream_that_is_collected_between_steps_is_gone_at_once(llm, no_collec
     assert llm.samples.open
     gc.collect()
     assert_nothing_left(llm)
+
+
+LONG = "the fox " * 40
+"""Of several pages."""
+PLACES_OF_INTERRUPTS = {
+    "taken": ("engine.allocator.policy", "close"),
+    "pages": ("engine.target.memory", "_release"),
+    "added": ("engine.scheduler", "add"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES_OF_INTERRUPTS)
+def test_an_interrupt_while_memory_is_given_back_loses_none(llm, place, monkeypatch):
+    expected = llm.generate(LONG, params()).completions[0].token_ids
+    path, name = PLACES_OF_INTERRUPTS[place]
+    owner = attrgetter(path)(llm)
+    if not hasattr(owner, name):
+        pytest.skip("the target has no pages")
+    real = getattr(owner, name)
+
+    def interrupted(*args, **options):
+        real(*args, **options)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(LONG, params())
+    assert_nothing_left(llm)
+    assert llm.generate(LONG, params()).completions[0].token_ids == expected
 
 
 def test_what_is_abandoned_in_a_step_that_fails_is_gone_too(llm, no_collector, monkeypatch):

@@ -294,7 +294,7 @@ def test_all_but_the_anchor_of_a_preempted_sequence_is_taken_over() -> None:
     while engine.progress[other].sequence.finish_reason is None:
         engine.scheduler.running = [s for s in engine.scheduler.running if s.key != key]
         engine.step()
-    engine.scheduler._preempt(sequence)
+    engine.scheduler.preempt(sequence)
     while engine.has_work:
         engine.step()
     assert engine.proposer.failures.num_failures == 0

@@ -50,6 +50,12 @@ def step(scheduler):
     return rows
 
 
+def num_shared(memory, first, second):
+    memory.open(0, first, with_context=True)
+    memory.open(1, second, with_context=True)
+    return memory.num_shared(1, second, 0, first)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -64,9 +70,9 @@ def step(scheduler):
 )
 def test_what_is_shared_is_whole_pages(first, second, expected):
     first, second = list(first), list(second)
-    assert Pages(9).num_shared(second, first) == expected
-    assert Pages(9, reuse=False).num_shared(second, first) == 0
-    assert Memory().num_shared(second, first) == 0
+    assert num_shared(Pages(9), first, second) == expected
+    assert num_shared(Pages(9, reuse=False), first, second) == 0
+    assert num_shared(Memory(), first, second) == 0
 
 
 def test_what_is_shared_is_what_is_taken_over():
@@ -74,7 +80,16 @@ def test_what_is_shared_is_what_is_taken_over():
     pages.open(0, prompt, with_context=True)
     pages.reserve(0, 200)
     pages.publish(0, prompt, 200)
-    assert pages.open(1, prompt, with_context=True) == pages.num_shared(prompt, prompt)
+    num_reused = pages.open(1, prompt, with_context=True)
+    assert num_reused == pages.num_shared(1, prompt, 0, prompt) == 3 * PAGE_SIZE
+
+
+def test_pages_of_long_texts_are_not_shared_with_others():
+    pages, prompt = Pages(9), list(range(200))
+    pages.long_from = 300
+    pages.open(0, prompt, with_context=True, longest=300)
+    pages.open(1, prompt, with_context=True, longest=301)
+    assert pages.num_shared(1, prompt, 0, prompt) == 0
 
 
 @pytest.mark.parametrize("draft_context", [True, False])
@@ -155,6 +170,33 @@ def test_only_who_shares_a_beginning_waits_for_it():
         step(scheduler)
     assert [sequence.key for sequence in scheduler.running] == [0, 2, 1, 3]
     scheduler.memory.check_integrity()
+
+
+class Counted(list):
+    """Tokens that count how many of them were read in slices."""
+
+    num_read = 0
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        if isinstance(place, slice):
+            self.num_read += len(found)
+        return found
+
+
+def test_those_who_wait_for_a_long_prompt_do_not_read_it_again_in_each_step():
+    num_prompt = 40 * PAGE_SIZE
+    scheduler = make_scheduler(Pages(400))
+    sequences = [add(scheduler, key, range(num_prompt)) for key in range(8)]
+    for sequence in sequences:
+        sequence.token_ids = Counted(sequence.token_ids)
+    for _ in range(20):  # half of the prompt for each
+        step(scheduler)
+    assert len(scheduler.waiting) == 7
+    for sequence in sequences[1:]:
+        assert sequence.token_ids.num_read <= num_prompt
+    step(scheduler)
+    assert not scheduler.waiting
 
 
 @pytest.mark.parametrize("waits_for", ["a beginning", "room"])

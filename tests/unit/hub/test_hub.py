@@ -259,6 +259,34 @@ def test_hub_snapshot_without_safetensors(tmp_path, monkeypatch):
     assert "lacks *.safetensors; run again with a network to fetch the rest, or use" in message
 
 
+def test_a_snapshot_that_was_fetched_in_part_is_named_offline(tmp_path, monkeypatch):
+    """By the hub's own library, from the list of files that it keeps beside the snapshot."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    cached, commit = tmp_path / "models--org--name", "0a" * 20
+    make_model(cached / "snapshots" / commit)
+    for folder in ("refs", "trees"):
+        (cached / folder).mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    names = ["config.json", "model.safetensors", "chat_template.jinja", "README.md"]
+    files = {name: {"size": 2, "blob_id": "0"} for name in names}
+    listing = json.dumps({"format_version": 1, "files": files})
+    (cached / "trees" / f"{commit}.json").write_text(listing)
+    message = error_of(resolve_model, "org/name", kind=NetworkError)
+    assert "incomplete: 1 file(s) are missing (chat_template.jinja)" in message
+
+
+def test_shards_without_an_index_name_those_that_are_missing(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for number in (1, 3):
+        (tmp_path / f"model-0000{number}-of-00004.safetensors").write_bytes(b"weights")
+    missing = ["model-00002-of-00004.safetensors", "model-00004-of-00004.safetensors"]
+    assert missing_parts(tmp_path) == missing
+    for name in missing:
+        (tmp_path / name).write_bytes(b"weights")
+    assert missing_parts(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("names", "fetched"),
     [

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from blockdraft.core.recorder import NO_RECORDER, Work
@@ -94,6 +96,29 @@ def test_an_error_leaves_the_timer_consistent(timer, clock):
     assert sum(timer.step_seconds.values()) == 10
     totals = timer.take_totals()
     assert (totals.num_steps, totals.total_seconds) == (2, 13)
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 2])
+def test_an_interrupt_where_a_phase_ends_leaves_none_open(timer, clock, monkeypatch, num_left):
+    """In the innermost phase, the one around it, or the step itself."""
+    real, calls = timer._charge, itertools.count()
+
+    def charge():
+        if next(calls) == num_left:
+            raise KeyboardInterrupt
+        real()
+
+    def interrupted():
+        with timer.step(), timer.phase("draft"), timer.phase("forward"):
+            clock.sleep(1)
+            monkeypatch.setattr(timer, "_charge", charge)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    monkeypatch.undo()
+    clock.sleep(100)
+    run_step(timer, clock)
+    assert sum(timer.step_seconds.values()) == 10
 
 
 def test_an_error_caught_inside_a_step_goes_on_in_the_outer_phase(timer, clock):

@@ -16,6 +16,7 @@ from blockdraft.bench.speed.stock import StockGenerator
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import BlockdraftError, ModelError
 from blockdraft.core.request import SamplingParams
+from blockdraft.diagnose.fit import examine_fit
 from blockdraft.models.supported import GENERATE
 from blockdraft.models.target.loading import load_target_model, target_without_weights
 from blockdraft.models.target.paged import PagedTarget
@@ -180,6 +181,19 @@ def test_code_of_a_model_is_run_only_if_it_is_trusted(own_code: Path, tmp_path: 
     asked = SamplingParams(max_tokens=8, ignore_eos=True)
     stock = StockGenerator(llm).run([5, 6, 7], asked)
     assert list(stock.token_ids) == expected[0, 3:].tolist()
+
+
+def test_code_of_a_draft_model_is_run_only_if_it_is_trusted(own_code: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    target = tiny_target_folder(tmp_path / "other")
+    with pytest.raises(ModelError, match="give --trust-remote-code if you"):
+        LLM(target, own_code, dtype="float32")
+    with pytest.raises(ModelError, match="give --trust-remote-code if you"):
+        examine_fit(target, own_code, torch.float32)
+    assert examine_fit(target, own_code, torch.float32, trust_remote_code=True).fits
+    llm = LLM(target, own_code, dtype="float32", trust_remote_code=True, adaptive=False)
+    answer = llm.generate([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True)).completions[0]
+    assert answer.acceptance.drafted_by["draft_model"]
     assert list(compare_with_stock(llm, [], lambda case: None)) == []
     assert kv_bytes_per_token(llm).target > 0
 

@@ -109,7 +109,7 @@ def test_an_engine_with_a_fault_exits_with_1(pair, monkeypatch, control):
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert found["verdict"] == "failed"
-    where = "draft context" if control.check == "draft context" else "outputs differ drafted"
+    where = "draft context" if control.check == "draft context" else "outputs differ"
     assert where in found["failures"][0]
 
 

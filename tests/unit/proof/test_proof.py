@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from blockdraft import LLM, ConfigError, RequestError
+from blockdraft import LLM, ConfigError, Grammar, RequestError
 from blockdraft.core.plan import NOTHING, ForwardPlan, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.models.target.interface import TargetOutput
@@ -278,6 +278,32 @@ def test_others_must_not_draft_instead_of_the_drafter(
     (check,) = proof.findings.ways
     assert check.acceptance.drafted_by["lookup"]
     assert proof.findings.failures == ["lookup: nothing was drafted by dflash"]
+
+
+def test_a_batch_in_which_nobody_was_preempted_has_tested_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = Proof(llm, CONFIG, CORPUS[:2])
+    proof._decode_plainly()
+    proof._check_way(BATCHED)
+    assert proof.findings.failures == []
+    monkeypatch.setattr(llm.engine.scheduler, "preempt", lambda sequence: None)
+    proof._check_way(BATCHED)
+    assert proof.findings.failures == ["in a batch: nobody was preempted"]
+
+
+def test_a_target_that_follows_no_grammar_is_proven_without(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(grammar: Grammar) -> None:
+        raise RequestError("no grammar here")
+
+    monkeypatch.setattr(llm.samples.grammars, "compile", refuse)
+    many = [ProofPrompt(str(index), "k", "the abc") for index in range(len(SETTINGS))]
+    cases = plan_cases(llm, many, [], CONFIG).cases
+    assert {case.setting for case in cases} == {*SETTINGS} - {"grammar"}
+    (control,) = (one for one in CONTROLS if one.in_grammar)
+    assert run_control(llm, control, cases, None).skipped == "no grammar here"
 
 
 def test_a_fault_that_ends_requests_is_not_caught(

@@ -102,22 +102,33 @@ def test_json_by_another_spelling_is_read(server, kind):
 
 def test_a_line_of_the_log_holds_its_parts_as_json(server, caplog):
     caplog.set_level("INFO", "blockdraft")
-    server.client.get("/health", headers={"x-request-id": "job-7"})
+    server.client.get("/version", headers={"x-request-id": "job-7"})
     wait_until(lambda: any("job-7" in record.getMessage() for record in caplog.records))
     record = next(r for r in caplog.records if "job-7" in r.getMessage())
     line = json.loads(JsonFormatter().format(record))
     assert line.pop("time").endswith("+00:00")
     assert line.pop("seconds") >= 0
-    assert line.pop("message").startswith("job-7 GET /health 200 ")
+    assert line.pop("message").startswith("job-7 GET /version 200 ")
     assert line == {
         "level": "INFO",
         "logger": "blockdraft.server.guard",
         "request_id": "job-7",
         "client": "127.0.0.1",
         "method": "GET",
-        "path": "/health",
+        "path": "/version",
         "status": 200,
     }
+
+
+def test_who_only_watches_is_not_logged_unless_it_fails(server, caplog, monkeypatch):
+    caplog.set_level("INFO", "blockdraft.server.guard")
+    for path in ("/health", "/ready", "/metrics"):
+        assert server.client.get(path).is_success
+    monkeypatch.setattr(server.service.engine, "_death", "boom")
+    assert server.client.get("/health").status_code == 503
+    wait_until(lambda: caplog.messages)
+    (line,) = caplog.messages
+    assert "GET /health 503 " in line
 
 
 def test_an_error_of_the_log_is_one_line_of_json():

@@ -533,6 +533,20 @@ def test_the_end_of_a_line_behind_the_last_request_costs_no_answer(llm, gate, en
         assert b'"finish_reason":"length"' in answer
 
 
+def test_the_end_of_a_line_between_two_requests_costs_none_of_them(llm):
+    with running_server(llm) as server:
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        with socket.create_connection(address, PATIENCE) as sock:
+            for ending in (b"\r\n", b"\n", b""):
+                sock.sendall(ending)
+                wait_until(lambda: server.client.get("/health").status_code == 200)
+                sock.sendall(ending + b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                answer = b""
+                while not answer.endswith(b"}"):
+                    answer += sock.recv(1000)
+                assert answer.startswith(b"HTTP/1.1 200")
+
+
 def test_a_process_without_a_free_file_goes_on(llm, caplog):
     """It takes no connection meanwhile, says so once a second, and answers those that it has."""
     with running_server(llm) as server, ExitStack() as stack:

@@ -203,6 +203,23 @@ def test_a_closed_sequence_is_forgotten_and_read_again() -> None:
     assert asked(drafter, row) == expected
 
 
+def test_nothing_is_learned_twice_from_a_sequence_that_was_preempted() -> None:
+    drafter, row = LookupDrafter(), make_row(PROMPT, PROMPT[5:12])
+    asked(drafter, row)
+
+    def learned() -> list[float]:
+        return [rates[bucket] for rates in drafter._rates.values() for bucket in range(17)]
+
+    before = learned()
+    expected = drafter.propose([row])
+    drafter.close(1)
+    assert drafter.propose([row]) == expected, "what the request itself has learned is lost"
+    assert learned() == before
+    row.sequence.append(PROMPT[12])
+    asked(drafter, row)
+    assert learned() != before
+
+
 def test_samples_of_one_prompt_share_what_is_known_of_it() -> None:
     drafter = LookupDrafter()
     rows = [make_row(PROMPT, [index], key=index) for index in range(3)]

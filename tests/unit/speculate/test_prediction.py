@@ -136,6 +136,15 @@ def test_each_sample_has_its_own_place() -> None:
     assert not drafter._predictions
 
 
+def test_nothing_is_learned_twice_from_a_sequence_that_was_preempted() -> None:
+    drafter, row = PredictionDrafter(), make_row(TEXT, TEXT[:5])
+    expected = drafter.propose([row])
+    before = [drafter._rates[run] for run in range(17)]
+    drafter.close(1)
+    assert drafter.propose([row]) == expected
+    assert [drafter._rates[run] for run in range(17)] == before
+
+
 def test_only_those_with_a_prediction_are_served() -> None:
     drafter = PredictionDrafter()
     assert drafter.serves(make_row(TEXT, []).sequence)

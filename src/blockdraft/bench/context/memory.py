@@ -32,6 +32,6 @@ def kv_bytes_per_token(llm: LLM) -> KVBytes:
     if llm.drafter_folder is None:
         return KVBytes(of_target, 0)
     outline = target_without_weights(llm.folder, trust_remote_code=trusts)
-    shapes = read_shape(llm.drafter_folder, outline, llm.dtype).kv_shapes
-    size = 2 * sum(heads * head_dim for heads, head_dim in shapes)
+    shape = read_shape(llm.drafter_folder, outline, llm.dtype, trust_remote_code=trusts)
+    size = 2 * sum(heads * head_dim for heads, head_dim in shape.kv_shapes)
     return KVBytes(of_target, size * llm.dtype.itemsize)

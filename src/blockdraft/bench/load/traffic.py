@@ -172,7 +172,8 @@ def _play(
                         samples.drop(key)
         wall_seconds = perf_counter() - start
     finally:
-        samples.abandon(open_keys)
+        samples.abandoned.extend(open_keys)
+        samples.drop_abandoned()
     answers = (Answer(tuple(ids), one) for ids, one in zip(tokens, timed, strict=True))
     return Play(wall_seconds, tuple(answers))
 

@@ -105,7 +105,9 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
     trained: Mapping[str, Any] = {}
     shape, refusal = None, None
     try:
-        shape = read_shape(drafter_folder, target, dtype)
+        shape = read_shape(
+            drafter_folder, target, dtype, trust_remote_code=config.trust_remote_code
+        )
         refusal = shape.refusal
     except ModelError as error:
         refusal = str(error)

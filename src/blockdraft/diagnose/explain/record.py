@@ -111,7 +111,7 @@ class Recorder:
             # A chunk of a prompt commits nothing, and a step without memory verifies nothing.
             if pending is None or not output.token_ids:
                 continue
-            num_kept = min(output.num_accepted, len(output.token_ids))
+            num_kept = output.num_accepted
             self._rounds.setdefault(output.key, []).append(
                 Round(
                     start=pending.start,

@@ -13,7 +13,8 @@ from typing import Any
 
 from blockdraft.core.errors import ModelError
 from blockdraft.models.draft.config import DraftConfig, check_heads, check_positive, check_rope
-from blockdraft.models.draft.config_reader import UNSUPPORTED, Reader, read_rope
+from blockdraft.models.draft.config_reader import UNSUPPORTED, read_rope
+from blockdraft.models.draft.config_values import Reader
 from blockdraft.models.draft.speculators_layout import MARK, with_defaults, zero_based
 
 ARCHITECTURE_EAGLE3 = "LlamaForCausalLMEagle3"

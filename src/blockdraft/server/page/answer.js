@@ -1,6 +1,6 @@
 // One answer while it arrives. A model's text is put on the page as text, never as markup.
 
-import { Tally, keptDrafts } from "./tally.js";
+import { Tally } from "./tally.js";
 
 const HINT = matchMedia("(hover: none)").matches
   ? "Tap the text to see its rounds."
@@ -79,7 +79,7 @@ export class Answer {
     element.tabIndex = -1;
     element.dataset.index = this.rounds.length - 1;
     element.classList.toggle("stalled", round.follows_stall);
-    const numKept = keptDrafts(round);
+    const numKept = round.num_accepted;
     round.tokens.forEach((text, index) => {
       if (text) element.append(make("span", index < numKept ? "token drafted" : "token", text));
     });
@@ -149,7 +149,7 @@ function describe(rounds, index) {
   if (index === 0) return `The prompt’s round: the target’s first token${stall}.`;
   const name = `Round ${index} of ${rounds.length - 1}`;
   if (!round.num_drafted) return `${name}: nothing drafted, the target’s own token${stall}.`;
-  const numKept = keptDrafts(round);
+  const numKept = round.num_accepted;
   const own = round.tokens.length > numKept ? ", then the target’s own token" : "";
   return `${name}: ${round.num_drafted} drafted, ${numKept} kept${own}${stall}.`;
 }

@@ -27,9 +27,9 @@ export class Tally {
   addKinds(rounds, kinds) {
     let start = 0;
     for (const round of rounds) {
-      const numKept = keptDrafts(round);
+      const numKept = round.num_accepted;
       round.tokens.forEach((_, i) => {
-        const isRejection = i === round.num_accepted && i < round.num_drafted;
+        const isRejection = i === numKept && i < round.num_drafted;
         if (i < numKept || isRejection) this.#countKind(kinds[start + i], i < numKept);
       });
       start += round.tokens.length;
@@ -70,9 +70,4 @@ export class Tally {
 
 function plus(sum, counts) {
   return { tried: (sum?.tried ?? 0) + counts.tried, kept: (sum?.kept ?? 0) + counts.kept };
-}
-
-/** Tokens of a round that were drafted: a stop may have cut off some that were accepted. */
-export function keptDrafts(round) {
-  return Math.min(round.num_accepted, round.tokens.length);
 }

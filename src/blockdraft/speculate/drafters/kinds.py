@@ -103,15 +103,20 @@ def block_drafter(
     return drafter(model, embed_weight, lm_head_weight, contexts, in_int8=in_int8)
 
 
-Loader = Callable[[Path, PreTrainedModel, torch.dtype, str, bool], Checkpoint]
-"""From (folder, target, dtype, device, in_int8).
+Loader = Callable[[Path, PreTrainedModel, torch.dtype, str, bool, bool], Checkpoint]
+"""From (folder, target, dtype, device, in_int8, trusts): whether code in the folder may be run.
 
 Raises ModelError for what does not fit the target.
 """
 
 
 def _load_dflash(
-    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str, in_int8: bool
+    folder: Path,
+    target: PreTrainedModel,
+    dtype: torch.dtype,
+    device: str,
+    in_int8: bool,
+    trusts: bool,
 ) -> Checkpoint:
     model = DraftModel.from_pretrained(folder, dtype, device)
     has_own_ends = model.own_embedding is not None and model.own_head is not None
@@ -161,7 +166,12 @@ class Eagle3Checkpoint:
 
 
 def _load_eagle3(
-    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str, in_int8: bool
+    folder: Path,
+    target: PreTrainedModel,
+    dtype: torch.dtype,
+    device: str,
+    in_int8: bool,
+    trusts: bool,
 ) -> Checkpoint:
     model = Eagle3Model.from_pretrained(folder, dtype, device)
     layers = check_eagle3(target, model.config, has_embedding=model.own_embedding is not None)
@@ -193,7 +203,9 @@ class DraftModelCheckpoint:
         return DraftModelDrafter(runs, target.config.get_text_config().vocab_size)
 
 
-def check_draft_model(target: PreTrainedModel, model: PreTrainedModel, folder: Path) -> None:
+def check_draft_model(
+    target: PreTrainedModel, model: PreTrainedModel, folder: Path, *, trusts: bool
+) -> None:
     """Refuse a language model, in a folder, that cannot draft for a target.
 
     Raises:
@@ -204,7 +216,7 @@ def check_draft_model(target: PreTrainedModel, model: PreTrainedModel, folder: P
             f"the draft model {folder} has recurrent layers ({type(model).__name__}), whose state "
             "cannot be taken back behind rejected tokens; use one with attention in all layers"
         )
-    difference = tokenizer_difference(Path(target.name_or_path), folder)
+    difference = tokenizer_difference(Path(target.name_or_path), folder, trusts=trusts)
     if difference is not None:
         raise ModelError(
             f"the draft model does not fit the target: {difference}; use a model with the target's "
@@ -213,10 +225,15 @@ def check_draft_model(target: PreTrainedModel, model: PreTrainedModel, folder: P
 
 
 def _load_draft_model(
-    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str, in_int8: bool
+    folder: Path,
+    target: PreTrainedModel,
+    dtype: torch.dtype,
+    device: str,
+    in_int8: bool,
+    trusts: bool,
 ) -> Checkpoint:
-    model = load_target_model(folder, dtype, device)
-    check_draft_model(target, model, folder)
+    model = load_target_model(folder, dtype, device, trust_remote_code=trusts)
+    check_draft_model(target, model, folder, trusts=trusts)
     return DraftModelCheckpoint(model)
 
 
@@ -284,12 +301,15 @@ def load_checkpoint(
     device: str,
     *,
     in_int8: bool = False,
+    trust_remote_code: bool = False,
 ) -> Checkpoint:
     """Load a drafter of any kind in the table.
 
-    in_int8: it is to multiply with the closest weights in int8, where it can.
+    in_int8: it is to multiply with the closest weights in int8, where it can. Only with
+    `trust_remote_code` is code of the folder run, which a draft model may need.
 
     Raises:
         ModelError: the folder is incomplete, its kind is unknown, or it does not fit the target.
     """
-    return LOADERS[kind_of(read_config(folder))](folder, target, dtype, device, in_int8)
+    load = LOADERS[kind_of(read_config(folder))]
+    return load(folder, target, dtype, device, in_int8, trust_remote_code)

@@ -6,7 +6,7 @@ length of the match, from every token that the target chooses.
 """
 
 from collections.abc import Callable, Sequence
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
@@ -75,10 +75,10 @@ class _Text:
         found = self.automaton.behind(self.match, num)
         return found[: found.index(_BETWEEN_TEXTS)] if _BETWEEN_TEXTS in found else found
 
-    def learn(self, token_id: int) -> None:
+    def learn(self, token_id: int, is_new: bool) -> None:
         """Compare the guess of the next token with the token itself."""
         for guess in self.guess(1):
-            self._rates.record(_bucket(self.match.length), guess == token_id)
+            self._rates.record(_bucket(self.match.length), guess == token_id, is_new=is_new)
 
     def chain(self, num: int) -> tuple[list[int], list[float]]:
         """A guess of at most `num` likely tokens, with the probability of each path."""
@@ -134,13 +134,16 @@ class _Searched:
     def texts(self) -> list[_Text]:
         return self.shared + self.own
 
-    def see(self, token_ids: Sequence[int]) -> None:
-        """Learn from tokens that the target has chosen, and follow them."""
+    def see(self, token_ids: Sequence[int], num_learned: int = 0) -> None:
+        """Learn from tokens that the target has chosen, and follow them.
+
+        The first `num_learned` of the output were learned from before a preemption.
+        """
         for token_id in token_ids:
             for text in self.texts:
-                text.learn(token_id)
+                text.learn(token_id, self.num_seen >= num_learned)
                 text.follow(token_id)
-        self.num_seen += len(token_ids)
+            self.num_seen += 1
 
     def chain(self, num: int) -> tuple[list[int], list[float]]:
         """The guess from which the target is expected to keep the most tokens."""
@@ -166,6 +169,7 @@ class LookupDrafter(ModelFree):
         self._prompts: WeakValueDictionary[tuple[int, ...], Automaton] = WeakValueDictionary()
         self._samples: dict[int, Sample] = {}
         self._searched: dict[int, _Searched] = {}
+        self._num_learned: WeakKeyDictionary[Sample, int] = WeakKeyDictionary()
 
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open. What was reused is read like all else."""
@@ -178,7 +182,11 @@ class LookupDrafter(ModelFree):
             searched = self._searched[sample.key] = self._begin(sample)
         if self._shared is not None:
             searched.use(self._shared)
-        searched.see(sample.token_ids[sample.num_prompt + searched.num_seen :])
+        searched.see(
+            sample.token_ids[sample.num_prompt + searched.num_seen :],
+            self._num_learned.get(sample, 0),
+        )
+        self._num_learned[sample] = searched.num_seen
         tokens, probabilities = searched.chain(row.num_slots)
         return Proposal.chain(tokens, self.kind, probabilities) if tokens else NOTHING
 

@@ -7,6 +7,7 @@ place where it was left. Where there is none, one token is taken to stand for an
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
@@ -98,12 +99,14 @@ class _Prediction:
         self.rates = rates
         self.num_seen = 0
 
-    def see(self, token_ids: Sequence[int]) -> None:
+    def see(self, token_ids: Sequence[int], num_learned: int = 0) -> None:
+        """The first `num_learned` of the output were learned from before a preemption."""
         for token_id in token_ids:
+            is_new = self.num_seen >= num_learned
             for expected in self.follower.expected(1):
-                self.rates.record(self.follower.run, expected == token_id)
+                self.rates.record(self.follower.run, expected == token_id, is_new=is_new)
             self.follower.see(token_id)
-        self.num_seen += len(token_ids)
+            self.num_seen += 1
 
     def proposal(self, num: int, kind: str) -> Proposal:
         tokens = self.follower.expected(num)
@@ -121,6 +124,7 @@ class PredictionDrafter(ModelFree):
         self.max_nodes = MAX_PREDICTED_TOKENS
         self._rates = Rates(_PRIOR)
         self._predictions: dict[int, _Prediction] = {}
+        self._num_learned: WeakKeyDictionary[Sample, int] = WeakKeyDictionary()
 
     def serves(self, sample: Sample) -> bool:
         """See FreeDrafter.serves: those with a prediction."""
@@ -132,7 +136,11 @@ class PredictionDrafter(ModelFree):
         if known is None:
             known = _Prediction(Follower(sample.prediction_ids), self._rates.of_request())
             self._predictions[sample.key] = known
-        known.see(sample.token_ids[sample.num_prompt + known.num_seen :])
+        known.see(
+            sample.token_ids[sample.num_prompt + known.num_seen :],
+            self._num_learned.get(sample, 0),
+        )
+        self._num_learned[sample] = known.num_seen
         return known.proposal(row.num_slots, self.kind)
 
     def close(self, key: int) -> None:

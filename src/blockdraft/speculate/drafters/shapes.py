@@ -53,19 +53,29 @@ class DrafterShape:
     later: tuple[str, ...] = ()
 
 
-def read_shape(folder: Path, target: PreTrainedModel, dtype: torch.dtype) -> DrafterShape:
+def read_shape(
+    folder: Path, target: PreTrainedModel, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> DrafterShape:
     """The shape of a drafter of any kind, beside a target that may be without weights.
+
+    Only with `trust_remote_code` is code of the folder run, which a draft model may need.
 
     Raises:
         ModelError: its files cannot be read, or describe what cannot be run at all.
     """
     raw = read_config(folder)
     kind = kind_of(raw)
-    return _READERS.get(kind, _block_shape)(folder, raw, kind, target, dtype)
+    read = _READERS.get(kind, _block_shape)
+    return read(folder, raw, kind, target, dtype, trust_remote_code)
 
 
 def _block_shape(
-    folder: Path, raw: Mapping[str, Any], kind: str, target: PreTrainedModel, dtype: torch.dtype
+    folder: Path,
+    raw: Mapping[str, Any],
+    kind: str,
+    target: PreTrainedModel,
+    dtype: torch.dtype,
+    trusts: bool,
 ) -> DrafterShape:
     config = DraftConfig.from_dict(raw)
     with torch.device("meta"):
@@ -95,7 +105,12 @@ def _num_guessed(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> int:
 
 
 def _eagle3_shape(
-    folder: Path, raw: Mapping[str, Any], kind: str, target: PreTrainedModel, dtype: torch.dtype
+    folder: Path,
+    raw: Mapping[str, Any],
+    kind: str,
+    target: PreTrainedModel,
+    dtype: torch.dtype,
+    trusts: bool,
 ) -> DrafterShape:
     config = Eagle3Config.from_dict(raw)
     with torch.device("meta"):
@@ -118,9 +133,14 @@ def _eagle3_shape(
 
 
 def _draft_model_shape(
-    folder: Path, raw: Mapping[str, Any], kind: str, target: PreTrainedModel, dtype: torch.dtype
+    folder: Path,
+    raw: Mapping[str, Any],
+    kind: str,
+    target: PreTrainedModel,
+    dtype: torch.dtype,
+    trusts: bool,
 ) -> DrafterShape:
-    model = target_without_weights(folder).to(dtype)
+    model = target_without_weights(folder, trust_remote_code=trusts).to(dtype)
     shapes: tuple[LayerShape, ...] = ()
     # Without pages its memory grows with each sequence, and is not planned.
     with suppress(NotPaged):
@@ -135,7 +155,7 @@ def _draft_model_shape(
         num_weights=_num_weights(model),
         kv_shapes=shapes,
         page_bytes=page_bytes(shapes, dtype),
-        refusal=_refusal(lambda: check_draft_model(target, model, folder)),
+        refusal=_refusal(lambda: check_draft_model(target, model, folder, trusts=trusts)),
         later=()
         if has_tokenizer(folder) and has_tokenizer(Path(target.name_or_path))
         else ("that its tokens are those of the target",),
@@ -150,7 +170,7 @@ def _of_other_width(config: AnyDraftConfig, has_ends: bool | None) -> tuple[str,
 
 
 _Reader = Callable[
-    [Path, Mapping[str, Any], str, PreTrainedModel, torch.dtype],
+    [Path, Mapping[str, Any], str, PreTrainedModel, torch.dtype, bool],
     DrafterShape,
 ]
 _READERS: Mapping[str, _Reader] = {"eagle3": _eagle3_shape, "draft_model": _draft_model_shape}
