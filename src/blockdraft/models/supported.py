@@ -115,7 +115,9 @@ def varying_rope_type(model: PreTrainedModel) -> str | None:
     """
     config = model.config.get_text_config()
     known = {"longrope"} if longrope_modules(model) else set()
-    modules, context = _rotary_modules(model, "dynamic"), context_of(model)
+    # The second is Hunyuan's, which a number in its config stretches once and for all.
+    modules = _rotary_modules(model, "dynamic") + _rotary_modules(model, "ntk_alpha")
+    context = context_of(model)
     if any(module.max_seq_len_cached >= context for module in modules):
         known.add("dynamic")
     return next((kind for kind in rope_types(config) if varies(kind) and kind not in known), None)
