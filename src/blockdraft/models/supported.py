@@ -129,8 +129,16 @@ def varies(rope_type: str) -> bool:
 
 
 def longrope_modules(model: PreTrainedModel) -> list[Any]:
-    """The rotary embeddings of transformers' own form that turn by short or by long factors."""
-    return _rotary_modules(model, "longrope")
+    """The rotary embeddings of transformers' own form that turn by short or by long factors.
+
+    Not those that also stretch by the length of a forward (Phi-3.5-MoE, but not as published).
+    """
+    return [m for m in _rotary_modules(model, "longrope") if not _stretches(m)]
+
+
+def _stretches(module: Any) -> bool:
+    rope = module.config.rope_parameters
+    return hasattr(module, "rope_init_fn") and rope.get("short_mscale") != rope.get("long_mscale")
 
 
 def _rotary_modules(model: PreTrainedModel, rope_type: str) -> list[Any]:
