@@ -1,5 +1,6 @@
 """Checkpoints that transformers would read as another model, without an error."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from blockdraft.core.errors import ModelError
+from blockdraft.hub.folder import INDEX_NAME
 from blockdraft.models.target.loading import load_target_model
 from blockdraft.models.target.stored import check_scheme, check_unpacked
 from tests.tiny import edit_json, tiny_target, tiny_target_folder
@@ -81,6 +83,23 @@ def test_numbers_without_scales_are_refused(tmp_path: Path) -> None:
     rewrite(folder, lambda weights: {k: v for k, v in weights.items() if k != lost})
     with pytest.raises(ModelError, match=f"quantized by fp8.* {UP}.weight has no scales"):
         load_target_model(folder, torch.float32)
+
+
+def test_only_what_is_read_is_looked_at(tmp_path: Path) -> None:
+    """Mistral's folders hold all weights in another form too."""
+    folder, wanted = fp8_folder(tmp_path)
+    numbers = {"layers.0.attention.wq.weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}
+    save_file(numbers, folder / "consolidated.safetensors")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    shards, names = ("a.safetensors", "b.safetensors"), sorted(weights)
+    for index, shard in enumerate(shards):
+        own = {name: weights[name] for name in names[index::2]}
+        save_file(own, folder / shard, metadata={"format": "pt"})
+    places = {name: shards[index % 2] for index, name in enumerate(names)}
+    (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    found = load_target_model(folder, torch.float32).state_dict()
+    assert torch.equal(found[f"{UP}.weight"], wanted[f"{UP}.weight"])
 
 
 def test_an_order_of_groups_that_is_not_followed_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 from safetensors import safe_open
 from torch import nn
 from transformers import PretrainedConfig
+from transformers.utils import SAFE_WEIGHTS_NAME
 
+from blockdraft.hub.folder import INDEX_NAME, read_index
 from blockdraft.models.layers.experts import stacked_experts
 from blockdraft.models.supported import quantization_of, quantized_by
 
@@ -65,7 +67,7 @@ def unused_bias(folder: Path, names: Iterable[str], model: nn.Module) -> str | N
         own = modules.get(module)
         has_weight = isinstance(getattr(own, "weight", None), nn.Parameter)
         if part == "bias" and has_weight and getattr(own, "bias", None) is None:
-            for path in folder.glob("*.safetensors"):
+            for path in _files(folder):
                 with safe_open(path, "pt") as file:
                     if name in file.keys() and file.get_tensor(name).any():  # noqa: SIM118
                         return name
@@ -86,9 +88,17 @@ def _names_experts(group: Any) -> bool:
     return any(target.startswith("re:") and "experts" in target for target in targets or ())
 
 
+def _files(folder: Path) -> list[Path]:
+    """What transformers reads; some folders hold all weights in another form too."""
+    index = folder / INDEX_NAME
+    if (whole := folder / SAFE_WEIGHTS_NAME).is_file() or not index.is_file():
+        return [whole]
+    return [folder / name for name in sorted({*read_index(index).values()})]
+
+
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[str, list[int]]]]:
     """The type and the shape of each stored tensor, by its name."""
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in _files(folder):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 (it is no dictionary)
                 held = file.get_slice(name)
