@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_layers_that_are_packed_in_several_ways_are_refused(tmp_path: Path) -> N
     attention, mlp, experts = "re:.*attn.*", "re:.*mlp.*", "re:.*mlp.experts.*"
     check_scheme(config_of(scheme(4, attention), scheme(4, mlp)))
     check_scheme(config_of(scheme(4, experts), scheme(8, attention)))
-    check_scheme(config_of({"targets": ["Linear"], "weights": None}))
+    check_scheme(config_of(scheme(4, "Linear"), {"targets": [attention], "weights": None}))
     with pytest.raises(ValueError, match="all other layers in one way"):
         check_scheme(config_of(scheme(4, attention), scheme(8, mlp)))
     with pytest.raises(ValueError, match="all experts in one way"):
@@ -136,6 +137,15 @@ def test_layers_that_are_packed_in_several_ways_are_refused(tmp_path: Path) -> N
     edit_json(folder / "config.json", quantization_config=packed)
     with pytest.raises(ModelError, match=r"compressed-tensors.*and they have several; or give"):
         load_target_model(folder, torch.float32)
+
+
+def test_an_order_of_groups_that_the_config_names_is_refused() -> None:
+    ordered: dict[str, Any] = scheme(4, "Linear")
+    ordered["weights"]["actorder"] = "weight"  # it is in the weights already
+    check_scheme(config_of(ordered))
+    ordered["weights"]["actorder"] = "group"
+    with pytest.raises(ValueError, match="order of its groups"):
+        check_scheme(config_of(ordered))
 
 
 def test_rotated_inputs_are_refused() -> None:

@@ -31,11 +31,14 @@ def check_scheme(config: PretrainedConfig) -> None:
         return
     if found.get("transform_config"):
         raise ValueError("transformers leaves out its transform_config")
+    groups = found.get("config_groups") or {}
+    if any(_weights(group).get("actorder") in (True, "group") for group in groups.values()):
+        raise ValueError("transformers leaves out the order of its groups (actorder)")
     for what, are_experts in (("all experts", True), ("all other layers", False)):
         forms = {
             _form(name, group, found)
-            for name, group in (found.get("config_groups") or {}).items()
-            if _names_experts(group) == are_experts
+            for name, group in groups.items()
+            if _names_experts(group) == are_experts and _packs(group)
         }
         if len(forms) > 1:
             raise ValueError(f"transformers unpacks {what} in one way, and they have several")
@@ -75,11 +78,19 @@ def unused_bias(folder: Path, names: Iterable[str], model: nn.Module) -> str | N
 
 
 def _form(name: str, group: Any, config: Mapping[str, Any]) -> tuple[str, ...]:
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if weights is None:  # a name that stands for all of it
+    if not (weights := _weights(group)):  # a name that stands for all of it
         return (name,)
     own = group.get("format") or config.get("format")
     return (str(own), *(str(weights.get(key)) for key in _FORM))
+
+
+def _weights(group: Any) -> Mapping[str, Any]:
+    return (group.get("weights") or {}) if isinstance(group, Mapping) else {}
+
+
+def _packs(group: Any) -> bool:
+    """False for one that rounds activations alone."""
+    return not isinstance(group, Mapping) or bool(_weights(group))
 
 
 def _names_experts(group: Any) -> bool:
