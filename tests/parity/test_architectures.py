@@ -48,6 +48,15 @@ _LATENT = {
     "v_head_dim": 16,
     "first_k_dense_replace": 1,
 }
+_STRETCHED = {
+    "rope_parameters": {
+        "rope_type": "dynamic",
+        "rope_theta": 10_000.0,
+        "alpha": 1000.0,
+        "factor": 1.0,
+    }
+}
+"""Called dynamic in published configs, and the same for texts of any length."""
 
 IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     "AXK1": {**_EXPERTS, **_LATENT, "head_dim": 8, "n_group": 1, "topk_group": 1},
@@ -111,8 +120,13 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     "GraniteMoeShared": {"num_local_experts": 4, "shared_intermediate_size": 48},
     "HYV3": {**_EXPERTS, "num_experts": 8},
     "Helium": {},
-    "HunYuanDenseV1": {},
-    "HunYuanMoEV1": {"num_experts": 8, "moe_topk": 2, "moe_intermediate_size": 48},
+    "HunYuanDenseV1": _STRETCHED,
+    "HunYuanMoEV1": {
+        **_STRETCHED,
+        "num_experts": 8,
+        "moe_topk": 2,
+        "moe_intermediate_size": 48,
+    },
     "HyperCLOVAX": {},
     "Jais2": {},
     # Its attention has a gate of one value a head.

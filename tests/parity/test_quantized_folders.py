@@ -1,6 +1,6 @@
 """Folders whose weights others packed, as transformers loads them.
 
-It unpacks mxfp4 (gpt-oss) and fp8 (Qwen3-FP8, DeepSeek-V3) where no kernel reads them. What needs a
+It unpacks mxfp4 (gpt-oss) and fp8 (Qwen3-FP8) where no kernel reads them. What needs a
 package of its own, compressed-tensors, GPTQ and AWQ, is tested where that is installed. Packed
 bitsandbytes weights were run by hand; a package that is missing is named.
 """

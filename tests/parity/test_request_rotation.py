@@ -9,8 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Answer, Request, run_alone, run_crowd
@@ -35,6 +37,13 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": ORIGINAL},
     ),
     "llama": ("Llama", {"rope_parameters": LONGROPE}),
+    "phimoe": (
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "rope_parameters": {**LONGROPE, "short_mscale": 1.2, "long_mscale": 1.2},
+        },
+    ),
     "dynamic": ("Llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 256}),
 }
 SHORT, LONG, CROSSING = 0, 1, 2
@@ -82,12 +91,20 @@ def test_company_and_drafts_change_no_bit(kind: str, path: str) -> None:
     assert len(set(alone[CROSSING].token_ids)) >= 8
 
 
+def follow_the_published_code(model: PreTrainedModel) -> None:
+    """Let long factors turn long texts, which the forward of transformers never does."""
+    rotary: Any = model.get_decoder().rotary_emb
+    rotary.rope_init_fn = lambda config: (rotary.inv_freq, rotary.attention_scaling)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_are_those_of_transformers(kind: str) -> None:
     """Of texts on one side by `generate`; of one that crosses by one forward over all of it."""
     model = model_of(kind, torch.float64)
     with PagedTarget(model, Pages(24)).released_after() as target:
         answers = run_crowd(target, NoDrafter(), requests()).answers
+    if kind == "phimoe":
+        follow_the_published_code(model)
     for index in (SHORT, LONG):
         request = requests()[index]
         found = answers[index].token_ids
@@ -126,3 +143,12 @@ def test_a_model_is_given_back_as_it_was(path: str) -> None:
     assert rotary.rope_type == "longrope"
     assert "forward" not in vars(rotary)
     assert (stock_greedy(model, prompt, 5), stock_greedy(model, prompt[:9], 5)) == before
+
+
+def test_one_that_also_stretches_by_the_length_of_a_forward_is_refused() -> None:
+    name, options = KINDS["phimoe"]
+    rope = {**options["rope_parameters"], "long_mscale": 1.4}
+    model = build(name, {**options, "rope_parameters": rope})
+    for path in ("pages", "one after another"):
+        with pytest.raises((ModelError, NotPaged), match="rope_type 'longrope'"):
+            new_target(model, path)

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ _NEUTRAL: dict[str, object] = {
     "expert_used_count": 0,
 }
 """What else may be there with these values, which change nothing."""
+_ENDS = ("eos", "eot", "eom")
+"""The tokens of a header that end a text, a turn or a message; a tokenizer has one of them."""
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
@@ -95,7 +97,7 @@ def describe_gguf(path: Path, folder: Path) -> None:
         else:
             tokenizer = gguf_tokenizer(path)
         folder.mkdir()
-        _save_tokenizer(tokenizer, folder)
+        _save_tokenizer(tokenizer, folder, _ends(path))
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         _complete(config, path, _header(path, architecture))
         _save_config(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__, folder)
@@ -121,6 +123,12 @@ def _tokenizer_beside(path: Path) -> Any:
     if tokenizer.chat_template is None:
         tokenizer.chat_template = _field(path, "tokenizer.chat_template")
     return tokenizer
+
+
+def _ends(path: Path) -> list[int]:
+    fields = gguf.GGUFReader(path).fields
+    names = [f"tokenizer.ggml.{end}_token_id" for end in _ENDS]
+    return [int(fields[name].contents()) for name in names if name in fields]
 
 
 def _header(path: Path, architecture: str) -> dict[str, Any]:
@@ -168,11 +176,14 @@ def _unsupported(path: Path, what: str) -> ModelError:
     )
 
 
-def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+def _save_tokenizer(tokenizer: Any, folder: Path, ends: Sequence[int] = ()) -> None:
+    """Write it, and what ends a text: its own end of text, and `ends`."""
     tokenizer.save_pretrained(folder)
+    own = tokenizer.eos_token_id
+    all_ends = sorted({*ends, own} - {None})
     GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=all_ends if len(all_ends) > 1 else own,
         pad_token_id=tokenizer.pad_token_id,
     ).save_pretrained(folder)
 

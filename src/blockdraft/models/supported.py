@@ -115,7 +115,9 @@ def varying_rope_type(model: PreTrainedModel) -> str | None:
     """
     config = model.config.get_text_config()
     known = {"longrope"} if longrope_modules(model) else set()
-    modules, context = _rotary_modules(model, "dynamic"), context_of(model)
+    # The second is Hunyuan's, which a number in its config stretches once and for all.
+    modules = _rotary_modules(model, "dynamic") + _rotary_modules(model, "ntk_alpha")
+    context = context_of(model)
     if any(module.max_seq_len_cached >= context for module in modules):
         known.add("dynamic")
     return next((kind for kind in rope_types(config) if varies(kind) and kind not in known), None)
@@ -127,8 +129,16 @@ def varies(rope_type: str) -> bool:
 
 
 def longrope_modules(model: PreTrainedModel) -> list[Any]:
-    """The rotary embeddings of transformers' own form that turn by short or by long factors."""
-    return _rotary_modules(model, "longrope")
+    """The rotary embeddings of transformers' own form that turn by short or by long factors.
+
+    Not those that also stretch by the length of a forward (Phi-3.5-MoE, but not as published).
+    """
+    return [m for m in _rotary_modules(model, "longrope") if not _stretches(m)]
+
+
+def _stretches(module: Any) -> bool:
+    rope = module.config.rope_parameters
+    return hasattr(module, "rope_init_fn") and rope.get("short_mscale") != rope.get("long_mscale")
 
 
 def _rotary_modules(model: PreTrainedModel, rope_type: str) -> list[Any]:

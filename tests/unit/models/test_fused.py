@@ -217,6 +217,33 @@ def test_float64_stays_as_it_is() -> None:
         assert num_replaced(model) == 0
 
 
+def test_layers_of_another_package_are_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BitNet's are no `nn.Linear`, and have packed numbers in the place of a weight."""
+
+    class Packed(nn.Module):
+        bias = None
+
+        def __init__(self, linear: nn.Linear) -> None:
+            super().__init__()
+            self.whole = linear.weight.detach()
+            self.register_buffer("weight", self.whole.sign().to(torch.uint8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.whole)
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("a layer was tried")
+
+    model = tiny_target("llama")
+    for layer in decoder_layers(model):
+        for name, part in layer.named_modules():
+            if isinstance(part, nn.Linear):
+                layer.set_submodule(name, Packed(part))
+    monkeypatch.setattr(fused, "_fused_if_equal", refuse)
+    with speed_up(model):
+        assert not any("forward" in vars(layer) for layer in decoder_layers(model))
+
+
 def test_an_adapter_or_a_hook_inside_a_layer_is_still_called() -> None:
     class Adapter(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

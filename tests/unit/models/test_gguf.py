@@ -23,6 +23,7 @@ from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.models.layers.quantized import QuantizedEmbedding, QuantizedLinear, dequantize
 from blockdraft.models.target.gguf import in_groups
 from blockdraft.models.target.loading import load_target_model
+from blockdraft.text.tokenizer import load_tokenizer
 from tests.parity.checks import check_drafted_equals_plain
 from tests.parity.targets import WAYS, Way, make_target
 from tests.parity.test_lossless_trees import TreeDrafter
@@ -242,6 +243,16 @@ def test_a_tokenizer_beside_the_file_comes_first(tmp_path: Path) -> None:
     assert (
         AutoTokenizer.from_pretrained(folder)("2020")["input_ids"] == tokenizer("2020")["input_ids"]
     )
+
+
+def test_every_token_that_the_file_calls_an_end_ends_an_answer(tmp_path: Path) -> None:
+    """Llama 3's first tokenizers end a text with another token than its turns."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    assert load_tokenizer(resolve_model(str(path))).eos_ids == {2}
+    write_gguf(path, more_fields={"tokenizer.ggml.eot_token_id": 0})
+    os.utime(path, ns=(1, 1))
+    assert load_tokenizer(resolve_model(str(path))).eos_ids == {0, 2}
 
 
 def test_without_a_template_beside_it_has_that_of_the_file(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from blockdraft.models.layers.packed import (
     pack_linears,
     packed_copy,
     plain_linears,
+    side_by_side,
 )
 from tests.crowd import paged_pair
 from tests.tiny import tiny_drafter, tiny_target
@@ -256,3 +257,26 @@ def test_a_head_that_nobody_holds_is_forgotten(head: nn.Linear) -> None:
     with pack_linears([head]):
         pass
     assert head.weight.data_ptr() not in packed._packed
+
+
+class _OtherTensor(torch.Tensor):
+    """What torchao puts in the place of a linear layer's weight."""
+
+
+class _OtherLayer(nn.Module):
+    """What GPTQ's package puts in the place of a linear layer: its `weight` only describes one."""
+
+    weight, bias = torch.Size((4, 4)), None
+
+
+def test_weights_of_other_packages_are_left_to_them() -> None:
+    plain, other = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    other.weight = nn.Parameter(torch.zeros(4, 4).as_subclass(_OtherTensor), requires_grad=False)
+    assert plain_linears(nn.ModuleList([plain, other])) == [plain]
+
+
+def test_layers_of_other_packages_do_not_lie_side_by_side() -> None:
+    """Whoever tries to fuse them is told so, and leaves them as they are."""
+    for layers in ([_OtherLayer(), _OtherLayer()], [nn.Linear(4, 4, bias=False), _OtherLayer()]):
+        with pytest.raises(TypeError, match="of several kinds do not lie side by side"):
+            side_by_side(*layers)

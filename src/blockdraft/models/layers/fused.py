@@ -42,6 +42,8 @@ FUSED_KINDS = common_kinds("DecoderLayer")
 """The kinds that `FusedLayer` was written for."""
 PROBE_ATTENTION = "blockdraft_probe"
 NUM_PROBE_TOKENS = 8
+NUM_PRODUCTS = 7
+"""Linear layers of such a layer: four of the attention and three of the MLP."""
 KERNEL_ERROR = 16
 """Units in the last place of the largest value in a layer's output, by which an output with kernels
 may differ from one without. A wrong formula differs by a thousand."""
@@ -136,13 +138,17 @@ def _probed(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
 
 
 def _is_fusible(layer: nn.Module) -> bool:
-    """True for a known kind with plain parts: neither adapters nor hooks would be called."""
+    """True for a known kind with plain parts: neither adapters nor hooks would be called.
+
+    Layers in which other packages have replaced the products are not of a known kind.
+    """
     parts = [module for module in layer.modules() if module is not layer]
     linears = [module for module in parts if isinstance(module, nn.Linear)]
     return (
         kind_of(layer) in FUSED_KINDS
         and "forward" not in vars(layer)
         and all(is_plain(part) for part in parts)
+        and len(linears) == NUM_PRODUCTS
         and all(is_linear(linear) and can_pack_linear(linear) for linear in linears)
     )
 

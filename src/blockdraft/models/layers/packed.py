@@ -60,7 +60,7 @@ def side_by_side(*linears: nn.Linear, in_int8: bool = False) -> Linear:
     weights = [weight_of(linear) for linear in linears]
     plain = [weight for weight in weights if isinstance(weight, Tensor)]
     grouped = [weight for weight in weights if isinstance(weight, GroupWeight)]
-    if plain and grouped:
+    if len(linears) not in (len(plain), len(grouped)):
         raise TypeError("weights of several kinds do not lie side by side")
     return _linear(joined(plain) if plain else joined_groups(grouped), bias, in_int8)
 

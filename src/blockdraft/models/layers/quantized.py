@@ -89,7 +89,9 @@ def _nothing_like(weight: GroupWeight) -> nn.Parameter:
 
 def is_linear(module: nn.Module) -> bool:
     """True for a linear layer that is nothing more, quantized or not."""
-    return type(module) in (nn.Linear, QuantizedLinear)
+    return type(module) is QuantizedLinear or (
+        type(module) is nn.Linear and type(module.weight) is nn.Parameter
+    )
 
 
 def weight_of(module: nn.Linear | nn.Embedding) -> Tensor | GroupWeight:

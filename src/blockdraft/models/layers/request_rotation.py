@@ -55,6 +55,9 @@ class RequestRotation:
             # transformers would choose anew before each forward.
             module.rope_type = "default"
             kinds = _frequencies(module)
+            if hasattr(module, "rope_init_fn"):  # Phi-3.5-MoE: its forward asks this one anew
+                undo.callback(setattr, module, "rope_init_fn", module.rope_init_fn)
+                module.rope_init_fn = partial(_present, module)
             replace_forward(module, partial(self._rotate, module, module.forward, kinds), undo)
         return undo
 
@@ -73,6 +76,11 @@ class RequestRotation:
         return tuple(
             torch.where(is_long[:, None], long, short) for short, long in zip(*both, strict=True)
         )
+
+
+def _present(module: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, float]:
+    """The frequencies that a module has now, and by what cosines and sines are multiplied."""
+    return module.inv_freq, module.attention_scaling
 
 
 def _frequencies(module: Any) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from blockdraft.models.supported import (
     quantization_of,
     quantized_by,
 )
+from blockdraft.models.target.stored import check_scheme, check_unpacked, unused_bias
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -42,8 +43,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 
-_SCALES = ("weight_scale", "scales")
-"""How the names of tensors begin by which packed weights are multiplied."""
+_SCALES = ("weight_scale", "scales", "weight_g_idx")
+"""How the names of tensors begin without which packed weights are others."""
 
 _REMEDY = "use a drafter made for this target, or none to decode plainly"
 
@@ -129,6 +130,7 @@ def load_target_model(
         return _load_gguf(path, folder, dtype, device, quantize)
     try:
         _check_method(config)
+        check_scheme(config)
         model, report = _auto_class(config).from_pretrained(
             folder,
             dtype=dtype,
@@ -140,6 +142,8 @@ def load_target_model(
             trust_remote_code=trust_remote_code,
             **({"config": config} if _unpacks_at_load(config) else {}),
         )
+        if method is not None and not is_quantized(model):
+            check_unpacked(folder, config, model)
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
@@ -148,8 +152,8 @@ def load_target_model(
         if method is not None:
             raise _not_quantized_here(folder, method, error) from error
         raise _unusable(folder, error) from error
-    _check_weights(folder, report)
     assert isinstance(model, PreTrainedModel)
+    _check_weights(folder, report, model, method)
     if method is not None and not is_quantized(model) and dtype.itemsize > 2:
         # transformers unpacked it (fp8, mxfp4), and left its other weights as they are stored.
         # Never to fewer bits: some models keep a part in more.
@@ -159,11 +163,14 @@ def load_target_model(
     return model
 
 
-def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
+def _check_weights(
+    folder: Path, report: Mapping[str, Any], model: PreTrainedModel, method: str | None
+) -> None:
     """Refuse weights that do not fill a model: transformers warns, and fills in random numbers.
 
     Of weights that the model has no place for it warns too, and they stay unused: some folders
-    hold parts that are for training, or for images. But without its scales a weight is another.
+    hold parts that are for training, or for images. But without its scales a weight is another,
+    and a layer without its bias computes something else.
     """
     if differing := sorted(report["mismatched_keys"]):
         name, found, expected = differing[0]
@@ -178,10 +185,20 @@ def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
     for name in sorted(unused):
         module, _, part = name.rpartition(".")
         if part.startswith(_SCALES) and f"{module}.weight" not in unused:
-            raise ModelError(
-                f"{folder} holds {name}: its weights are quantized, and its config.json does not "
-                "say how; give the model's full-precision weights with --quantize"
+            told = (
+                "its config.json does not say how"
+                if method is None
+                else f"transformers does not use it, though config.json says {method}"
             )
+            raise ModelError(
+                f"{folder} holds {name}: its weights are quantized, and {told}; give the model's "
+                "full-precision weights with --quantize"
+            )
+    if (bias := unused_bias(folder, unused, model)) is not None:
+        raise ModelError(
+            f"{folder} holds {bias}, for which {type(model).__name__} has no place by its "
+            "config.json; correct that: some models have a setting such as attention_bias"
+        )
 
 
 def leave_cudnn_attention_out(device: str) -> None:
