@@ -13,6 +13,7 @@ from blockdraft.text.call_syntax import (
     KIMI,
     MISTRAL,
     MISTRAL_LIST,
+    TAGGED,
     JsonSyntax,
     calls_grammar,
 )
@@ -66,6 +67,15 @@ def parsed(syntax, *texts, is_cut=False):
     found += parser.close(is_cut=is_cut)
     assert all(found)
     return joined(found)
+
+
+SECTIONED = (DEEPSEEK, DEEPSEEK_V31, KIMI)
+AND_SO = ', and "so"'
+
+
+def unclosed(syntax, call):
+    """A call without what closes it."""
+    return written(replace(syntax, close="", end="", section_end=""), call)
 
 
 every_format = pytest.mark.parametrize("syntax", FORMATS.values(), ids=FORMATS)
@@ -161,12 +171,27 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
             [OLD, WAITING],
         ),
         (MISTRAL, "[TOOL_CALLS]look[ARGS][1]", ["[TOOL_CALLS]look[ARGS][1]"]),
-        (DEEPSEEK_V31, f"{written(replace(DEEPSEEK_V31, section_end=''), OLD)} So", [OLD, "So"]),
+        (DEEPSEEK_V31, f"{written(replace(DEEPSEEK_V31, section_end=''), OLD)} So", [OLD, " So"]),
         (DEEPSEEK_V31, written(replace(DEEPSEEK_V31, section="", section_end=""), OLD), [OLD]),
         (DEEPSEEK_V31, written(replace(DEEPSEEK_V31, between="\n \n"), OLD, YOUNG), [OLD, YOUNG]),
         (DEEPSEEK, written(replace(DEEPSEEK, close=""), OLD, YOUNG), [OLD, YOUNG]),
         (KIMI, written(KIMI, OLD).replace(":0", ""), [OLD]),
         (KIMI, written(KIMI, OLD).replace(":0", ":12"), [OLD]),
+        *((one, f"{unclosed(one, OLD)}, so", [OLD, ", so"]) for one in (*SECTIONED, MISTRAL)),
+        *((one, f"{unclosed(one, OLD)}\n\nso", [OLD, "\n\nso"]) for one in (*SECTIONED, MISTRAL)),
+        (KIMI, f"{unclosed(KIMI, OLD)},{KIMI.end}so", [OLD, "so"]),
+        (
+            MISTRAL_LIST,
+            '[TOOL_CALLS][{"name": "look", "arguments": {"age": 90}, "id": "}b"}, '
+            '{"name": "wait-2", "arguments": {}}]',
+            [OLD, WAITING],
+        ),
+        *(
+            (one, f'{opening}{{"name": "look", "arguments": {{"age": 90}}, and "so"', [OLD, AND_SO])
+            for one, opening in ((MISTRAL_LIST, "[TOOL_CALLS]["), (TAGGED, "<tool_call>"))
+        ),
+        *((one, "<tool_call>look\nand so", ["<tool_call>look\nand so"]) for one in (GLM, GLM_47)),
+        (GLM, "Say <tool_call>look <b>", ["Say <tool_call>look <b>"]),
         (GLM, written(GLM_47, OLD, WAITING), [OLD, WAITING]),
         (GLM, "<tool_call>\nlook\n<arg_key>age</arg_key><arg_value>90</arg_value>", None),
         (GLM, "look\n<arg_key>age</arg_key>", ["look\n<arg_key>age</arg_key>"]),
@@ -175,6 +200,21 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
 def test_other_spellings(syntax, text, pieces):
     wanted = [ToolCall("look", '{"age": 90')] if pieces is None else pieces
     assert parsed(syntax, text) == parsed(syntax, *text) == wanted
+
+
+@pytest.mark.parametrize("name", ["list", "spaced list", "kimi", "glm"])
+def test_white_space_that_json_does_not_have_is_the_same_in_pieces(name):
+    syntax = FORMATS[name]
+    for space in ("\x0b", "\xa0", "\u3000"):
+        text = syntax.openers[0] + space + inner(syntax, OLD)
+        assert parsed(syntax, text) == parsed(syntax, *text)
+
+
+@pytest.mark.parametrize("syntax", [MISTRAL, DEEPSEEK_V31, KIMI], ids=["mistral", "3.1", "kimi"])
+def test_another_name_is_handed_out_before_it_ends(syntax):
+    parser = parser_of(syntax)
+    text = f"{syntax.opening}{syntax.before}lookout"
+    assert joined(parser.push(text)) == [text]
 
 
 def test_a_text_in_glm_s_tags_stands_as_it_is():
