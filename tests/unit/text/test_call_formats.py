@@ -284,13 +284,37 @@ def test_a_call_whose_mark_is_spelled_is_watched_too(syntax, kind):
     marks = tokenizer.mark_ids(syntax.marks)
     grammar = calls_grammar(parse_tools(STRICT), ToolChoice("auto"), syntax, special=marks)
     state = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8).start(grammar)
-    opening = [one for letter in f"a{syntax.opening}" for one in tokenizer.encode(letter)]
-    for call, decisive, is_good in ((OLD, "90", True), (SING, "sing", False), (NONE, "x", False)):
-        text, *_ = inner(syntax, call).partition(decisive)
-        ids = [*opening, *tokenizer.encode(text + decisive)]
-        masks = (state.allowed(ids[:place], []) for place in range(len(ids)))
-        follows = (mask is None or mask[one] for mask, one in zip(masks, ids, strict=True))
-        assert all(follows) is is_good
+    for opener in syntax.openers:
+        opening = [one for letter in f"a{opener}" for one in tokenizer.encode(letter)]
+        rest = syntax.opening.partition(opener)[2]
+        for call, decisive, is_good in (
+            (OLD, "90", True),
+            (SING, "sing", False),
+            (NONE, "x", False),
+        ):
+            text = rest + inner(syntax, call).partition(decisive)[0] + decisive
+            ids = [*opening, *tokenizer.encode(text)]
+            assert (state.num_allowed(ids[:1], ids[1:]) == len(ids) - 1) is is_good
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        (TAGGED, '<tool_call>{"name": "look", "arguments": {"age": "x"}}</tool_call>'),
+        (MISTRAL_LIST, '[TOOL_CALLS]{"name": "look", "arguments": {"age": "x"}}'),
+        (MISTRAL_LIST, '[TOOL_CALLS] [{"name": "look", "arguments": {"age": "x"}}]'),
+        *((one, written(replace(one, section="", section_end=""), NONE)) for one in SECTIONED),
+        (GLM, "<tool_call>\nlook<arg_key>age</arg_key><arg_value>x</arg_value></tool_call>"),
+    ],
+)
+def test_no_other_spelling_of_a_call_evades_its_schema(syntax, text):
+    tokenizer = marking(())
+    strict = parse_tools([function(strict=True, parameters=AGE), WAIT])
+    assert [call.name for call in parsed(syntax, text)] == ["look"]
+    grammar = calls_grammar(strict, ToolChoice("auto"), syntax)
+    grammars = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    assert not accepts(grammars, tokenizer, grammar, text)
+    assert accepts(grammars, tokenizer, grammar, written(syntax, OLD))
 
 
 def test_mistral_may_name_a_call(kind):
@@ -301,6 +325,21 @@ def test_mistral_may_name_a_call(kind):
     for call_id, is_good in (("a1B2c3D4e", True), ("a1B", False)):
         text = f"[TOOL_CALLS]wait-2[CALL_ID]{call_id}[ARGS]{{}}"
         assert accepts(grammars, tokenizer, grammar, text) is is_good
+
+
+def test_an_end_of_a_text_that_is_spelled_is_its_end():
+    """The parser would take what follows for another argument."""
+    tokenizer = marking(GLM.marks)
+    text = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    tools = parse_tools([function(parameters=text)])
+    special = tokenizer.mark_ids(GLM.marks)
+    grammar = calls_grammar(tools, ToolChoice("required"), GLM_47, special=special)
+    state = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8).start(grammar)
+    ids = tokenizer.encode("<tool_call>look<arg_key>name</arg_key><arg_value>a")
+    spelled = [one for letter in "</arg_value>" for one in tokenizer.encode(letter)]
+    for rest, is_good in (("</tool_call>", True), ("b</arg_value></tool_call>", False)):
+        path = [*spelled, *tokenizer.encode(rest)]
+        assert (state.num_allowed(ids, path) == len(path)) is is_good
 
 
 def test_texts_that_glm_s_tags_cannot_restrict_are_refused():
