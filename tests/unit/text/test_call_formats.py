@@ -412,6 +412,14 @@ def test_what_clients_send_back_goes_into_the_template(name):
     assert without.startswith("[user]How old?")
 
 
+def test_deepseek_s_template_gets_the_type_that_a_client_left_out():
+    tokenizer = marking((), V3)
+    calls = [{**call, "type": None} for call in CALLED]
+    turns = [CONVERSATION[0], {**CONVERSATION[1], "tool_calls": calls}]
+    text = tokenizer.decode(encode_tool_chat(tokenizer, turns, TOOLS))
+    assert text.endswith(written(DEEPSEEK, OLD, YOUNG))
+
+
 @pytest.mark.parametrize(
     ("name", "end"),
     [("kimi", "3## Return of functions.look:0"), ("mistral", "3<000000000>"), ("glm", "3")],
