@@ -48,9 +48,9 @@ class CallSyntax:
         return self.section + self.begin
 
     @property
-    def watched(self) -> str:
-        """The end of the opening that is always there where a model writes a call on its own."""
-        return self.opening
+    def watched(self) -> tuple[str, ...]:
+        """The marks at which a grammar takes over where a model begins a call on its own."""
+        return self.openers
 
     def function_rules(self, rule: str, tool: Tool, special: Mapping[str, int]) -> list[str]:
         """Rules of a Lark grammar: `rule` is what stands between begin and end of a call.
@@ -206,20 +206,25 @@ def calls_grammar(
         return lark(f"start: {section} call {more} {section_end}", call)
     if choice.mode == "none" or (parallel and not is_watched(tools, choice)):
         return None
-    if not syntax.watched:
+    watched = syntax.watched
+    if not watched:
         raise RequestError(
             "this model's calls have no mark at their begin: where it need not call a tool, leave "
             "out strict, parallel_tool_calls and allowed_tools, or require a call"
         )
+    openings = [
+        f"spelled_{index} {marked(syntax.opening.partition(mark)[2], special)}"
+        for index, mark in enumerate(watched)
+    ]
     # Free text has no special tokens: a mark that is one has its place, if it is not spelled.
-    is_special = any(mark in syntax.opening for mark in special)
-    as_tokens = f" | TEXT {marked(syntax.opening, special)}" if is_special else ""
+    if any(mark in syntax.opening for mark in special):
+        openings.append(f"TEXT {marked(syntax.opening, special)}")
     more = more if syntax.section else ""
     return lark(
         f"start: {'watched* TEXT' if several else 'watched | TEXT'}",
         f"watched: opening function {end} {more} {section_end}",
-        f"opening: spelled{as_tokens}",
-        f"spelled[lazy]: TEXT {quoted(syntax.watched)}",
+        f"opening: {' | '.join(openings)}",
+        *(f"spelled_{i}[lazy]: TEXT {quoted(mark)}" for i, mark in enumerate(watched)),
         *(r"TEXT: /(.|\n)*/", *([call] if more else [])),
     )
 

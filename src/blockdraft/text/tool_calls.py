@@ -79,9 +79,10 @@ class CallParser:
         raise NotImplementedError
 
 
-_GAP = r"\s*+"
+_GAP = r"[ \t\n\r]*+"
 _HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
 _SPACE = " \t\n\r"
+_MORE_MEMBERS = re.compile(rf'{_GAP},{_GAP}("|$)')
 _OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + _SPACE)
 """Letters of JSON that stand outside its strings, beside braces and quotes."""
 
@@ -177,13 +178,13 @@ class ToolCallParser(CallParser):
             if rest.startswith("["):
                 self._opener = self._held[: len(self._held) - len(rest) + 1]
         found = self._head.match(self._held, len(self._opener))
-        name = "" if found is None else next(filter(None, found.groups()), "")
-        if found is not None and name in self._names:
+        name = found[found.lastindex or 0] if found else ""
+        if found and name in self._names:
             self._held = self._held[found.end() :]
             self._state, self._object, self._gap = "arguments", _JsonObject(), ""
             return [CallStart(name)]
         if not self._is_object:
-            is_open = not found and self._half_head.fullmatch(self._held, len(self._opener))
+            is_open = not found and self._may_become_head()
             return [] if is_open else self._take_as_text(len(self._opener))
         if self._openers:
             return self._take_whole_call()
@@ -191,6 +192,12 @@ class ToolCallParser(CallParser):
         if start and not start.startswith("{"):
             self._state = "text"
         return []
+
+    def _may_become_head(self) -> bool:
+        """True if what is held is the begin of what leads up to a known function's arguments."""
+        half = self._half_head.fullmatch(self._held, len(self._opener))
+        begun = half[half.lastindex] if half and half.lastindex else ""
+        return half is not None and any(name.startswith(begun) for name in self._names)
 
     def _take_whole_call(self) -> list[Piece]:
         """A call that is complete; what cannot become one is text."""
@@ -227,23 +234,23 @@ class ToolCallParser(CallParser):
 
     def _take_tail(self) -> list[Piece]:
         """What closes a call, or where text goes on without that."""
-        rest = self._held.lstrip(f"{_SPACE}}}" if self._is_object else _SPACE)
-        if self._is_list:
-            if rest.startswith(",") and "}" not in self._held[: -len(rest)]:
-                rest = rest.partition("}")[2].lstrip(_SPACE)  # members behind the arguments
-            if rest.startswith(","):
-                self._held = rest
-                self._begin_head(",")
-                return []
-        elif rest.startswith(",") and self._end:  # members behind the arguments
-            rest = rest[rest.find(self._end) :] if self._end in rest else ""
+        rest = self._held
+        if self._is_object:
+            end = _end_of_members(rest) if self._openers else 0
+            if end is None:
+                return []  # not yet certain
+            rest = rest[end:].lstrip(f"{_SPACE}}}")
+        if self._is_list and rest.startswith(","):
+            self._held = rest
+            self._begin_head(",")
+            return []
         if not rest:
             return []  # not yet certain
         for closer in self._closers:
-            rest = rest.lstrip(_SPACE)
-            if rest != closer and closer.startswith(rest):
+            behind = rest.lstrip(f"{_SPACE},")
+            if behind != closer and closer.startswith(behind):
                 return []  # not yet certain
-            rest = rest.removeprefix(closer)
+            rest = behind.removeprefix(closer) if behind.startswith(closer) else rest
         self._held = rest
         self._state, self._is_behind_call = "text", True
         return []
@@ -279,9 +286,8 @@ def _head_patterns(syntax: JsonSyntax) -> tuple[re.Pattern[str], re.Pattern[str]
     """What leads from an opener to the arguments, and what may become that where marks do."""
     if syntax.is_object:
         key = syntax.arguments_key
-        return re.compile(
-            rf'\s*\{{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"{key}"\s*:\s*(?=\{{)'
-        ), re.compile("")
+        parts = (r"\{", '"name"', ":", r'"([^"\\]*)"', ",", f'"{key}"', ":", r"(?=\{)")
+        return re.compile(_GAP + _GAP.join(parts)), re.compile("")
     begins = ([], _atoms(syntax.begin)) if syntax.section else ([],)
     asides = ([], [*_atoms(syntax.aside[0]), "[A-Za-z0-9]*+"]) if syntax.aside else ([],)
     before = [*_atoms(syntax.before), "([A-Za-z0-9_-]++)"]
@@ -342,6 +348,18 @@ class _JsonObject:
         else:
             self.is_broken = self.is_broken or letter not in _OUTSIDE_STRINGS
         return self.is_complete
+
+
+def _end_of_members(text: str) -> int | None:
+    """Where an object ends that goes on with more members; 0 if it does not, None if it may."""
+    if not _MORE_MEMBERS.match(text):
+        return 0
+    goes_on = _JsonObject()
+    goes_on.take("{")
+    length = goes_on.take(text)
+    if goes_on.is_broken:
+        return 0
+    return length if goes_on.is_complete else None
 
 
 def _members(text: str) -> dict[str, str]:

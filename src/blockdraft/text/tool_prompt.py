@@ -132,7 +132,8 @@ def _parsed_call(call: object) -> dict[str, Any]:
             raise RequestError(f"the arguments {arguments!r:.60} are no JSON: {error}") from error
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         raise RequestError(f"tool call {call!r:.60} needs a name and an object of arguments")
-    return {**call, "function": {"name": name, "arguments": arguments}}
+    # Clients may leave out the type, and DeepSeek's templates write it.
+    return {**call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _fitted(

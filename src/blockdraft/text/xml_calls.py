@@ -57,9 +57,10 @@ _SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 class XmlCallParser(CallParser):
     """Splits the text of one answer into text and calls, as ToolCallParser does.
 
-    A call is one from the name of a known function on; the tag around it may be left out, as some
-    models do, if the name has a tag too. Its arguments become a JSON object while they are written.
-    In a call, what is no parameter is left out. `are_whole` is false where the answer ends in one.
+    A call is one from the tag with the name of a known function on, and the tag around it may be
+    left out, as some models do. If the name has no tag of its own, a parameter or the call's end
+    must follow it. Arguments become a JSON object while they are written. In a call, what is no
+    parameter is left out. `are_whole` is false where the answer ends in one.
     """
 
     def __init__(self, tools: Sequence[Tool], tags: Tags = QWEN_TAGS) -> None:
@@ -145,8 +146,14 @@ class XmlCallParser(CallParser):
         name, end = found[0], found.end()
         if end == open_end:
             return (open_end, None) if any(n.startswith(name) for n in self._tools) else None
-        is_call = name in self._tools and held[end] in (self._tags.name_end or "\n<")
-        return (end, name) if is_call else None
+        if name not in self._tools:
+            return None
+        if self._tags.name_end:
+            return (end, name) if held.startswith(self._tags.name_end, end) else None
+        behind, follow = held[end:].lstrip(), (self._tags.parameter, END)
+        if behind.startswith(follow):
+            return end, name
+        return (open_end, None) if any(mark.startswith(behind) for mark in follow) else None
 
     def _take_function(self) -> Iterator[Piece]:
         """What stands between parameters: the tag of the next one, or the end."""

@@ -33,9 +33,9 @@ class XmlSyntax(CallSyntax):
     gap: str = "\n"
 
     @property
-    def watched(self) -> str:
+    def watched(self) -> tuple[str, ...]:
         """See CallSyntax."""
-        return self.tags.function or self.opening
+        return (self.tags.function,) if self.tags.function else self.openers
 
     def function_rules(self, rule: str, tool: Tool, special: Mapping[str, int]) -> list[str]:
         """See CallSyntax."""
@@ -50,9 +50,11 @@ class XmlSyntax(CallSyntax):
         if any(name not in properties for name in map(str, required)):
             raise _not_kept(tool, "its schema has required without properties of these names")
         end = tags.end_of_parameter
-        lazy = "" if end in special else "[lazy]"
+        # An end that is a token may be written letter by letter too, and is one all the same.
+        as_token = rf" | /(.|\n)*/ {marked(end, special)}" if end in special else ""
         rules = [
-            rf"{rule}_text{lazy}: /(.|\n)*/ {marked(end, special)}",
+            f"{rule}_text: {rule}_spelled{as_token}",
+            rf"{rule}_spelled[lazy]: /(.|\n)*/ {quoted(end)}",
             f"{rule}_end: {marked(tags.margin + end, special)}",
         ]
         parts = []

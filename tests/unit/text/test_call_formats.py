@@ -13,6 +13,7 @@ from blockdraft.text.call_syntax import (
     KIMI,
     MISTRAL,
     MISTRAL_LIST,
+    TAGGED,
     JsonSyntax,
     calls_grammar,
 )
@@ -66,6 +67,15 @@ def parsed(syntax, *texts, is_cut=False):
     found += parser.close(is_cut=is_cut)
     assert all(found)
     return joined(found)
+
+
+SECTIONED = (DEEPSEEK, DEEPSEEK_V31, KIMI)
+AND_SO = ', and "so"'
+
+
+def unclosed(syntax, call):
+    """A call without what closes it."""
+    return written(replace(syntax, close="", end="", section_end=""), call)
 
 
 every_format = pytest.mark.parametrize("syntax", FORMATS.values(), ids=FORMATS)
@@ -161,12 +171,27 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
             [OLD, WAITING],
         ),
         (MISTRAL, "[TOOL_CALLS]look[ARGS][1]", ["[TOOL_CALLS]look[ARGS][1]"]),
-        (DEEPSEEK_V31, f"{written(replace(DEEPSEEK_V31, section_end=''), OLD)} So", [OLD, "So"]),
+        (DEEPSEEK_V31, f"{written(replace(DEEPSEEK_V31, section_end=''), OLD)} So", [OLD, " So"]),
         (DEEPSEEK_V31, written(replace(DEEPSEEK_V31, section="", section_end=""), OLD), [OLD]),
         (DEEPSEEK_V31, written(replace(DEEPSEEK_V31, between="\n \n"), OLD, YOUNG), [OLD, YOUNG]),
         (DEEPSEEK, written(replace(DEEPSEEK, close=""), OLD, YOUNG), [OLD, YOUNG]),
         (KIMI, written(KIMI, OLD).replace(":0", ""), [OLD]),
         (KIMI, written(KIMI, OLD).replace(":0", ":12"), [OLD]),
+        *((one, f"{unclosed(one, OLD)}, so", [OLD, ", so"]) for one in (*SECTIONED, MISTRAL)),
+        *((one, f"{unclosed(one, OLD)}\n\nso", [OLD, "\n\nso"]) for one in (*SECTIONED, MISTRAL)),
+        (KIMI, f"{unclosed(KIMI, OLD)},{KIMI.end}so", [OLD, "so"]),
+        (
+            MISTRAL_LIST,
+            '[TOOL_CALLS][{"name": "look", "arguments": {"age": 90}, "id": "}b"}, '
+            '{"name": "wait-2", "arguments": {}}]',
+            [OLD, WAITING],
+        ),
+        *(
+            (one, f'{opening}{{"name": "look", "arguments": {{"age": 90}}, and "so"', [OLD, AND_SO])
+            for one, opening in ((MISTRAL_LIST, "[TOOL_CALLS]["), (TAGGED, "<tool_call>"))
+        ),
+        *((one, "<tool_call>look\nand so", ["<tool_call>look\nand so"]) for one in (GLM, GLM_47)),
+        (GLM, "Say <tool_call>look <b>", ["Say <tool_call>look <b>"]),
         (GLM, written(GLM_47, OLD, WAITING), [OLD, WAITING]),
         (GLM, "<tool_call>\nlook\n<arg_key>age</arg_key><arg_value>90</arg_value>", None),
         (GLM, "look\n<arg_key>age</arg_key>", ["look\n<arg_key>age</arg_key>"]),
@@ -175,6 +200,21 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
 def test_other_spellings(syntax, text, pieces):
     wanted = [ToolCall("look", '{"age": 90')] if pieces is None else pieces
     assert parsed(syntax, text) == parsed(syntax, *text) == wanted
+
+
+@pytest.mark.parametrize("name", ["list", "spaced list", "kimi", "glm"])
+def test_white_space_that_json_does_not_have_is_the_same_in_pieces(name):
+    syntax = FORMATS[name]
+    for space in ("\x0b", "\xa0", "\u3000"):
+        text = syntax.openers[0] + space + inner(syntax, OLD)
+        assert parsed(syntax, text) == parsed(syntax, *text)
+
+
+@pytest.mark.parametrize("syntax", [MISTRAL, DEEPSEEK_V31, KIMI], ids=["mistral", "3.1", "kimi"])
+def test_another_name_is_handed_out_before_it_ends(syntax):
+    parser = parser_of(syntax)
+    text = f"{syntax.opening}{syntax.before}lookout"
+    assert joined(parser.push(text)) == [text]
 
 
 def test_a_text_in_glm_s_tags_stands_as_it_is():
@@ -244,13 +284,37 @@ def test_a_call_whose_mark_is_spelled_is_watched_too(syntax, kind):
     marks = tokenizer.mark_ids(syntax.marks)
     grammar = calls_grammar(parse_tools(STRICT), ToolChoice("auto"), syntax, special=marks)
     state = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8).start(grammar)
-    opening = [one for letter in f"a{syntax.opening}" for one in tokenizer.encode(letter)]
-    for call, decisive, is_good in ((OLD, "90", True), (SING, "sing", False), (NONE, "x", False)):
-        text, *_ = inner(syntax, call).partition(decisive)
-        ids = [*opening, *tokenizer.encode(text + decisive)]
-        masks = (state.allowed(ids[:place], []) for place in range(len(ids)))
-        follows = (mask is None or mask[one] for mask, one in zip(masks, ids, strict=True))
-        assert all(follows) is is_good
+    for opener in syntax.openers:
+        opening = [one for letter in f"a{opener}" for one in tokenizer.encode(letter)]
+        rest = syntax.opening.partition(opener)[2]
+        for call, decisive, is_good in (
+            (OLD, "90", True),
+            (SING, "sing", False),
+            (NONE, "x", False),
+        ):
+            text = rest + inner(syntax, call).partition(decisive)[0] + decisive
+            ids = [*opening, *tokenizer.encode(text)]
+            assert (state.num_allowed(ids[:1], ids[1:]) == len(ids) - 1) is is_good
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        (TAGGED, '<tool_call>{"name": "look", "arguments": {"age": "x"}}</tool_call>'),
+        (MISTRAL_LIST, '[TOOL_CALLS]{"name": "look", "arguments": {"age": "x"}}'),
+        (MISTRAL_LIST, '[TOOL_CALLS] [{"name": "look", "arguments": {"age": "x"}}]'),
+        *((one, written(replace(one, section="", section_end=""), NONE)) for one in SECTIONED),
+        (GLM, "<tool_call>\nlook<arg_key>age</arg_key><arg_value>x</arg_value></tool_call>"),
+    ],
+)
+def test_no_other_spelling_of_a_call_evades_its_schema(syntax, text):
+    tokenizer = marking(())
+    strict = parse_tools([function(strict=True, parameters=AGE), WAIT])
+    assert [call.name for call in parsed(syntax, text)] == ["look"]
+    grammar = calls_grammar(strict, ToolChoice("auto"), syntax)
+    grammars = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    assert not accepts(grammars, tokenizer, grammar, text)
+    assert accepts(grammars, tokenizer, grammar, written(syntax, OLD))
 
 
 def test_mistral_may_name_a_call(kind):
@@ -261,6 +325,21 @@ def test_mistral_may_name_a_call(kind):
     for call_id, is_good in (("a1B2c3D4e", True), ("a1B", False)):
         text = f"[TOOL_CALLS]wait-2[CALL_ID]{call_id}[ARGS]{{}}"
         assert accepts(grammars, tokenizer, grammar, text) is is_good
+
+
+def test_an_end_of_a_text_that_is_spelled_is_its_end():
+    """The parser would take what follows for another argument."""
+    tokenizer = marking(GLM.marks)
+    text = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    tools = parse_tools([function(parameters=text)])
+    special = tokenizer.mark_ids(GLM.marks)
+    grammar = calls_grammar(tools, ToolChoice("required"), GLM_47, special=special)
+    state = Grammars(tokenizer, TEXT_VOCAB_SIZE + 8).start(grammar)
+    ids = tokenizer.encode("<tool_call>look<arg_key>name</arg_key><arg_value>a")
+    spelled = [one for letter in "</arg_value>" for one in tokenizer.encode(letter)]
+    for rest, is_good in (("</tool_call>", True), ("b</arg_value></tool_call>", False)):
+        path = [*spelled, *tokenizer.encode(rest)]
+        assert (state.num_allowed(ids, path) == len(path)) is is_good
 
 
 def test_texts_that_glm_s_tags_cannot_restrict_are_refused():
@@ -331,6 +410,14 @@ def test_what_clients_send_back_goes_into_the_template(name):
     assert "<tool_response>" not in text
     without = tokenizer.decode(encode_tool_chat(tokenizer, CONVERSATION, []))
     assert without.startswith("[user]How old?")
+
+
+def test_deepseek_s_template_gets_the_type_that_a_client_left_out():
+    tokenizer = marking((), V3)
+    calls = [{**call, "type": None} for call in CALLED]
+    turns = [CONVERSATION[0], {**CONVERSATION[1], "tool_calls": calls}]
+    text = tokenizer.decode(encode_tool_chat(tokenizer, turns, TOOLS))
+    assert text.endswith(written(DEEPSEEK, OLD, YOUNG))
 
 
 @pytest.mark.parametrize(
