@@ -44,7 +44,7 @@ ROUTES = [
 def test_every_response_has_the_id_that_the_client_gave(
     server, caplog, method, path, options, status
 ):
-    caplog.set_level("INFO", "blockdraft")
+    caplog.set_level("DEBUG", "blockdraft")
     headers = {**options.get("headers", {}), "x-request-id": "job-7/a:b_c=@.+"}
     response = sent(server, method, path, **{**options, "headers": headers})
     assert response.status_code == status
