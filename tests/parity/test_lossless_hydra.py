@@ -19,6 +19,7 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine import load as load_module
 from blockdraft.engine.engine import Engine
+from blockdraft.kernels.cpu.ngrams import NativeNGrams
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery
 from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
 from blockdraft.speculate.drafters.guesses import DEPTH
@@ -214,6 +215,8 @@ def test_who_was_asked_is_searched_for_ahead() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_features_of_any_precision_are_read(dtype: torch.dtype) -> None:
     free, row = ngram_drafter(tiny_target(), [], sure=1.0), row_of(1)
+    if isinstance(free._search, NativeNGrams) and free._search._layers is None:
+        pytest.skip("kernels here do not run Hydra heads")
     free.committed(row, [3], torch.randn(1, len(LAYER_IDS) * HIDDEN_SIZE).to(dtype))
     query = free._query(row, 4, DEPTH)
     assert query.features is not None
