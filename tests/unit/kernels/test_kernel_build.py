@@ -138,7 +138,7 @@ def test_a_failure_names_what_the_compiler_or_linker_says(
 def test_without_any_compiler_it_says_so(cache: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("CXX", " ")  # as if it were unset
     monkeypatch.setattr(build_module.shutil, "which", lambda name: None)
-    with pytest.raises(NoKernels, match="no C\\+\\+ compiler .* install one"):
+    with pytest.raises(NoKernels, match=r"no C\+\+ compiler .* install one"):
         build()
 
 

@@ -122,7 +122,8 @@ def _compiler() -> list[str]:
     if own := os.environ.get(COMPILER, "").strip():
         command = shlex.split(own)
         if shutil.which(command[0]) is None:
-            raise NoKernels(f"there is no {command[0]}, which {COMPILER} names; install or unset it")
+            remedy = "install or unset it"
+            raise NoKernels(f"there is no {command[0]}, which {COMPILER} names; {remedy}")
         return command
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):
