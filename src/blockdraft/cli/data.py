@@ -23,7 +23,7 @@ BESIDE_JOIN = {"join", "output", "drop_truncated", "as_json"}
 Output = Annotated[Path, typer.Option(help="Folder to write the answers to.")]
 Prompts = Annotated[
     list[Path] | None,
-    typer.Option(help="JSONL file of chats, prompts or plain text. Repeatable."),
+    typer.Option(help="JSONL file of chats, prompts or texts. Repeatable."),
 ]
 Datasets = Annotated[
     list[str] | None,

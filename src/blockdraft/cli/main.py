@@ -82,6 +82,8 @@ def _usage_message(error: Any) -> str:
     value = repr(checks()[0].get("input")) if callable(checks) else ""
     if value not in message:
         message += f", not {value}"
+    if "unexpected extra argument" in message and error.ctx and "prompt" in error.ctx.params:
+        message += "; put a prompt of several words in quotes"
     return f"{message[:1].lower()}{message[1:]}; see `{command} --help`"
 
 

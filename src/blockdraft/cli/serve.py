@@ -259,7 +259,9 @@ def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[
             lines = path.read_text(encoding="ascii").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not plain ASCII"
-            raise ConfigError(f"cannot read the API keys of {path}: {reason}") from error
+            raise ConfigError(
+                f"cannot read the API keys of {path}: {reason}; give a file with one on each line"
+            ) from error
         found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
             raise ConfigError(f"{path} holds no API key; write one a line")

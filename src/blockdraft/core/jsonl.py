@@ -71,10 +71,12 @@ def read_each(path: Path, read_row: Callable[[dict[str, Any], int], T]) -> list[
     """What `read_row` makes of every row and its line number; there may be none.
 
     Raises:
-        ConfigError: the file cannot be read, or lines are bad: all are named, up to MOST_NAMED.
+        ConfigError: the file cannot be read, or lines are bad: all are named, up to MOST_NAMED,
+            unless none of several is an object, as in a file of another form.
     """
     bad: list[ConfigError] = []
     found = []
+    number = 0
     for number, row in read_jsonl(path, on_bad_row=bad.append):
         try:
             found.append(read_row(row, number))
@@ -82,6 +84,9 @@ def read_each(path: Path, read_row: Callable[[dict[str, Any], int], T]) -> list[
             bad.append(error)
     if len(bad) == 1:
         raise bad[0]
+    if bad and not number:
+        remedy = 'write one on each line, in UTF-8, such as {"prompt": "Explain rain."}'
+        raise ConfigError(f"none of the {len(bad)} lines of {path} is a JSON object; {remedy}")
     if bad:
         named = " | ".join(str(error) for error in bad[:MOST_NAMED])
         more = f" | and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""

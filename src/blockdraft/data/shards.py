@@ -43,6 +43,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
     Raises:
         ConfigError: something is missing or damaged.
     """
+    if not path.exists():
+        remedy = "give one that `blockdraft data` has written"
+        raise ConfigError(f"there is no folder or file of answers {path}; {remedy}")
     if path.is_dir():
         manifest = read_manifest(path)
         if manifest is not None and "shards" not in manifest:

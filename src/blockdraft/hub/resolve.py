@@ -179,14 +179,17 @@ def _snapshot(
         ) from error
     except RepositoryNotFoundError as error:
         remedy = _suggestion(repo_id) or "check the name, or log in with `hf auth login`"
-        raise ModelError(f"the hub has no repository {repo_id}; {remedy}") from error
+        raise ModelError(
+            f"there is no folder {repo_id} here, and the hub has no repository of that name; "
+            f"{remedy}"
+        ) from error
     except Exception as error:  # its HTTP library, and so the errors, differ between versions
         first = str(error).strip().split("\n")[0].removeprefix("Got: ")
         reason = first.rstrip(".") or type(error).__name__
         if getattr(error, "errno", None) in FULL:
             raise DiskError(f"cannot get {repo_id} from the hub: {reason}; make room") from error
         raise NetworkError(
-            f"cannot get {repo_id} from the hub: {reason}; "
+            f"there is no folder {repo_id} here, and it cannot be fetched from the hub: {reason}; "
             "check the network, or give a local folder"
         ) from error
     return Path(folder)

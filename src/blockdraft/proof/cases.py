@@ -164,9 +164,11 @@ def why_no_grammar(llm: LLM) -> str | None:
 
 
 def with_grammar(llm: LLM, case: Case) -> Case:
-    """The same case with the grammar of a proof."""
-    params = replace(case.params, grammar=LIST)
-    return replace(case, params=params, constrain=partial(llm.samples.constraint, params))
+    """The same case with the grammar of a proof, which says where the output may end."""
+    params = replace(case.params, grammar=LIST, ignore_eos=False)
+    stop_ids = params.ending_ids(llm.tokenizer.eos_ids)
+    constrain = partial(llm.samples.constraint, params)
+    return replace(case, params=params, stop_ids=stop_ids, constrain=constrain)
 
 
 def _case(

@@ -37,6 +37,7 @@ def test_standard_input_that_is_no_text_is_refused(command):
         (["generate", "--max-tokens", "many", "hi"], "'many'"),
         (["generate", "--exact", "maybe", "hi"], "'maybe' is not one of 'on', 'off'"),
         (["generate"], "; see `blockdraft generate --help`"),
+        (["generate", "what", "is"], "(is); put a prompt of several words in quotes; see"),
         (["bench", "speed"], "missing option '--prompts'; see `blockdraft bench speed --help`"),
         (["generat", "hi"], "no such command 'generat'"),
         (["--bogus"], "no such option: --bogus"),

@@ -38,7 +38,9 @@ def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
         assert f"--cors-origin is {origin!r}; {remedy}" in refusal("--cors-origin", origin)
     assert "--model-name is empty; give a name" in refusal("--model-name", "")
     assert "--max-concurrency is 0" in refusal("--max-concurrency", 0)
-    assert "cannot read the API keys" in refusal("--api-key-file", tmp_path / "none")
+    refused = refusal("--api-key-file", tmp_path / "none")
+    assert "cannot read the API keys" in refused
+    assert "one on each line" in refused
     (tmp_path / "keys").write_text("# nothing\n\n", encoding="ascii")
     assert "holds no API key" in refusal("--api-key-file", tmp_path / "keys")
     with bind(ServeConfig(port=0)) as sock:

@@ -49,6 +49,15 @@ def test_all_bad_rows_of_a_file_are_named(tmp_path):
     assert "line 3" not in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["Explain rain.\nWhat?\n", '{\n  "prompt": "a"\n}\n', "p\n1\n"])
+def test_a_file_of_another_form_is_told_the_right_one(tmp_path, text):
+    path = tmp_path / "p.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r'none of the . lines of .*such as {"prompt": ') as error:
+        read_prompts(path)
+    assert "mend" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("row", "text"),
     [

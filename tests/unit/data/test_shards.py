@@ -82,6 +82,11 @@ def test_a_damaged_shard_is_named(tmp_path):
         list(read_rows(tmp_path / "answers-00000.safetensors"))
 
 
+def test_answers_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"no folder or file of answers .*x; .*`blockdraft data`"):
+        list(read_rows(tmp_path / "x"))
+
+
 def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tmp_path):
     chat = {
         "id": "c",

@@ -205,6 +205,7 @@ def test_hub_that_cannot_be_reached(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     message = error_of(resolve_model, "Qwen/Qwen3-4B", kind=NetworkError)
     assert "from the hub: ConnectError: Name or service not known; check the network" in message
+    assert "there is no folder Qwen/Qwen3-4B here" in message
 
 
 def test_hub_id_that_does_not_exist(monkeypatch):
@@ -213,7 +214,7 @@ def test_hub_id_that_does_not_exist(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     message = error_of(resolve_model, "qwen/qwen3-4b")
-    assert "no repository" in message
+    assert "there is no folder qwen/qwen3-4b here, and the hub has no repository" in message
     assert "did you mean 'Qwen/Qwen3-4B'?" in message
 
 

@@ -17,7 +17,7 @@ from blockdraft.proof import context, faults
 from blockdraft.proof.cases import SETTINGS, plan_cases
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.context import check_context
-from blockdraft.proof.controls import CONTROLS, run_control
+from blockdraft.proof.controls import CONTROLS, run_control, suitable_cases
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.differences import first_differences
 from blockdraft.proof.findings import Findings
@@ -78,6 +78,17 @@ def test_the_plan_takes_all_settings_in_turn(llm: LLM) -> None:
     plan = plan_cases(llm, many, [], CONFIG)
     assert {case.setting for case in plan.cases} == set(SETTINGS)
     assert len({case.id for case in plan.cases}) == 2 * len(many)
+
+
+def test_faults_may_be_planted_in_cases_of_all_settings(llm: LLM) -> None:
+    many = [ProofPrompt(str(index), "k", "the abc") for index in range(len(SETTINGS))]
+    cases = plan_cases(llm, many, [], replace(CONFIG, num_settings=1)).cases
+    for control in CONTROLS:
+        found = suitable_cases(llm, control, cases, len(SETTINGS))
+        assert found
+        if control.in_grammar:
+            assert {case.setting for case in found} == set(SETTINGS)
+            assert all(case.stop_ids >= llm.tokenizer.eos_ids for case in found)
 
 
 def test_what_the_target_cannot_take_is_left_out_of_the_corpus_only(llm: LLM) -> None:

@@ -119,12 +119,16 @@ def _extra_flags() -> list[str]:
 
 def _compiler() -> list[str]:
     """The user's own command, or the system's compiler."""
-    if own := os.environ.get(COMPILER):
-        return shlex.split(own)
+    if own := os.environ.get(COMPILER, "").strip():
+        command = shlex.split(own)
+        if shutil.which(command[0]) is None:
+            remedy = "install or unset it"
+            raise NoKernels(f"there is no {command[0]}, which {COMPILER} names; {remedy}")
+        return command
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):
             return [path]
-    raise NoKernels("no C++ compiler is installed")
+    raise NoKernels("no C++ compiler is found; install one, such as g++")
 
 
 def _run(command: list[str]) -> None:
