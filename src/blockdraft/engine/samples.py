@@ -225,7 +225,7 @@ class Samples:
 
     def drop(self, key: int) -> None:
         """Forget a sample before its end."""
-        with self._alone():
+        with self._alone(), uninterrupted():
             self._forget(key)
 
     def drop_abandoned(self) -> None:
