@@ -140,6 +140,36 @@ def test_an_interrupt_while_one_is_preempted_costs_others_nothing(llm, monkeypat
     assert_nothing_left(llm)
 
 
+PLACES_IN_A_STEP = {
+    "its end": ("engine.timer", "_split"),
+    "its report": ("engine", "_count"),
+    "its text": ("samples", "_text"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES_IN_A_STEP)
+def test_an_interrupt_where_a_step_ends_takes_no_tokens_from_others(llm, place, monkeypatch):
+    expected = llm.generate(LONG, params()).completions[0].token_ids
+    stream = llm.generate(LONG, params(), stream=True)
+    found = list(next(stream).token_ids)
+    path, name = PLACES_IN_A_STEP[place]
+    owner = attrgetter(path)(llm)
+    real = getattr(owner, name)
+
+    def interrupted(*args, **options):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.samples.step()
+    for chunk in stream:
+        found += chunk.token_ids
+    assert tuple(found) == tuple(expected)
+    assert_nothing_left(llm)
+
+
 def test_an_interrupt_while_a_sample_is_dropped_leaves_nothing_of_it(llm, monkeypatch):
     stream = llm.generate(LONG, params(), stream=True)
     next(stream)
