@@ -116,8 +116,7 @@ class Pages(Memory):
         assert key not in self._tables
         is_long = self.long_from is not None and longest > self.long_from
         digests = self._digests(key, with_context, is_long)
-        table = self._tables[key] = _Table(digests, is_long=is_long)
-        chains = [digests]
+        chains, page_ids = [digests], list[int]()
         if not with_context and self.borders is None:
             # Keys and values of the target are the same, whatever else a page has.
             chains.append(_Digests(_domain(with_context=True, is_long=is_long)))
@@ -126,20 +125,18 @@ class Pages(Memory):
             page_id = next((page_id for page_id in found if page_id is not None), None)
             if page_id is None:
                 break
-            table.page_ids.append(page_id)
+            page_ids.append(page_id)
         if self.borders is not None:
-            while table.page_ids and not self.borders.has(
-                table.digests.known[len(table.page_ids) - 1]
-            ):
-                table.page_ids.pop()
-            num_pages = len(table.page_ids)
-            last = table.digests.known[num_pages - 1] if num_pages else None
-            self.borders.opened(key, last, num_pages * PAGE_SIZE)
-        for page_id in table.page_ids:
-            self._hold(page_id)
-        table.num_chained = len(table.page_ids)
-        table.num_uncounted = table.num_chained * PAGE_SIZE
-        return table.num_uncounted
+            while page_ids and not self.borders.has(digests.known[len(page_ids) - 1]):
+                page_ids.pop()
+            last = digests.known[len(page_ids) - 1] if page_ids else None
+            self.borders.opened(key, last, len(page_ids) * PAGE_SIZE)
+        num_reused = len(page_ids) * PAGE_SIZE
+        with uninterrupted():
+            self._tables[key] = _Table(digests, page_ids, is_long, len(page_ids), num_reused)
+            for page_id in page_ids:
+                self._hold(page_id)
+        return num_reused
 
     def is_long(self, key: int) -> bool:
         """True if the sequence may have more tokens than `long_from`."""
@@ -170,7 +167,9 @@ class Pages(Memory):
         num_new = -(-num_tokens // PAGE_SIZE) - len(table.page_ids)
         if num_new > self.num_available:
             return False
-        table.page_ids.extend(self._take() for _ in range(num_new))
+        if num_new > 0:
+            with uninterrupted():
+                table.page_ids.extend(self._take() for _ in range(num_new))
         self.num_reused_tokens += table.num_uncounted
         table.num_uncounted = 0
         return True
@@ -184,8 +183,9 @@ class Pages(Memory):
         table = self._tables[key]
         num_kept = -(-num_tokens // PAGE_SIZE)
         assert table.num_chained <= num_kept
-        while len(table.page_ids) > num_kept:
-            self._release(table.page_ids.pop())
+        with uninterrupted():
+            while len(table.page_ids) > num_kept:
+                self._release(table.page_ids.pop())
 
     def is_held(self, page_id: int) -> bool:
         """True if a sequence has the page; else only the prefix chain keeps it, if anything."""

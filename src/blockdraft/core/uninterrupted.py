@@ -1,4 +1,4 @@
-"""Ctrl-C that waits: what gives memory back must not end in the middle, or some is lost."""
+"""Ctrl-C that waits: what takes memory or gives it back must not end in the middle."""
 
 import signal
 import threading

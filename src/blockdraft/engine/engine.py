@@ -272,13 +272,21 @@ class Engine:
         with an error. If anything else fails, or is interrupted, the step may be tried again; what
         it has committed is returned then.
         """
+        self.advance()
+        return self.report()
+
+    def advance(self) -> None:
+        """Do the work of a step; `report` hands over what it gave, also where this is interrupted.
+
+        Does nothing while the last step is not reported.
+        """
         if self._unreported:
-            return self._report()
+            return
         with self.timer.step():
             with self.timer.phase("schedule"):
                 batch = self.scheduler.schedule()
             if not batch:
-                return []
+                return
             self.proposer.open(batch)
             free = [NOTHING] * len(batch)
             if self.allocator.asks_free(batch):
@@ -293,7 +301,6 @@ class Engine:
                 batch = [row.within(0) for row in batch]
                 if not (drafts and self._fits(batch, [NOTHING] * len(batch))):
                     self._fail_largest(batch)
-            return self._report()
 
     def _fits(self, batch: Batch, free: Ids[Proposal]) -> bool:
         """Advance the rows; False if memory does not suffice, and then no row has changed.
@@ -366,7 +373,8 @@ class Engine:
             StepOutput(sequence.key, finish_reason=sequence.finish_reason, error=sequence.error)
         )
 
-    def _report(self) -> list[StepOutput]:
+    def report(self) -> list[StepOutput]:
+        """What `advance` gave, once."""
         outputs, now = self._unreported, perf_counter()
         for output in outputs:
             record = self.progress[output.key]
@@ -381,7 +389,8 @@ class Engine:
                 self._count(record.acceptance, output)
                 record.largest_gap = max(record.largest_gap, now - record.last_token_at)
             record.last_token_at = now
-        self._observe(lambda observer: observer.reported(outputs))
+        if outputs:
+            self._observe(lambda observer: observer.reported(outputs))
         self._unreported = []  # not before: if this is interrupted, they are reported again
         return outputs
 

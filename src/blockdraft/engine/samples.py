@@ -151,17 +151,19 @@ class Samples:
         """
         interrupt = None
         with self._alone():
-            outputs = self.engine.step()
-            for output in outputs:
-                text = self._text(output.key)
-                try:
-                    text.receive(output)
-                except BaseException as error:
-                    self._fail(output.key, text, error)
-                    if not isinstance(error, Exception):
-                        interrupt = error
-                if output.token_ids or text.is_finished:  # an end may come without a token
-                    self._news[output.key] = None
+            self.engine.advance()
+            with uninterrupted():  # if one came before, the outputs are there in the next step
+                outputs = self.engine.report()
+                for output in outputs:
+                    text = self._text(output.key)
+                    try:
+                        text.receive(output)
+                    except BaseException as error:
+                        self._fail(output.key, text, error)
+                        if not isinstance(error, Exception):
+                            interrupt = error
+                    if output.token_ids or text.is_finished:  # an end may come without a token
+                        self._news[output.key] = None
         if interrupt is not None:
             raise interrupt
         return outputs
@@ -225,7 +227,7 @@ class Samples:
 
     def drop(self, key: int) -> None:
         """Forget a sample before its end."""
-        with self._alone():
+        with self._alone(), uninterrupted():
             self._forget(key)
 
     def drop_abandoned(self) -> None:

@@ -7,6 +7,7 @@ from itertools import islice
 
 from blockdraft.cache.memory import Memory
 from blockdraft.core.sequence import Batch, Row, Sequence
+from blockdraft.core.uninterrupted import uninterrupted
 
 MIN_CHUNK = 32
 """The fewest prompt tokens of a row, however many prompts share a step."""
@@ -117,12 +118,13 @@ class Scheduler:
 
     def preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the head of the queue; it is computed again later."""
-        self.num_preempted += 1
-        self._release(sequence)
-        sequence.num_cached = 0
-        self.running = [s for s in self.running if s is not sequence]
-        self.waiting[sequence.key] = sequence
-        self.waiting.move_to_end(sequence.key, last=False)
+        with uninterrupted():
+            self.num_preempted += 1
+            self._release(sequence)
+            sequence.num_cached = 0
+            self.running = [s for s in self.running if s is not sequence]
+            self.waiting[sequence.key] = sequence
+            self.waiting.move_to_end(sequence.key, last=False)
 
     def _admit(self) -> None:
         """Start waiting sequences while there is a place, and room for all their tokens.

@@ -136,10 +136,11 @@ class PhaseTimer(Recorder):
         """Time one step; what no phase claims is the remainder."""
         assert not self._in_step, f"a step cannot begin inside phase {self._open[-1]} of another"
         depth = len(self._open)
+        # First: if the begin is interrupted, the last step must not be split again.
+        self._step_ns.clear()
+        self._step_rows.clear()
         try:
             self.enter(_REMAINDER)
-            self._step_ns.clear()
-            self._step_rows.clear()
             self._in_step = True
             yield
         finally:

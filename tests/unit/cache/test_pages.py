@@ -1,6 +1,8 @@
 """Pages alone: who holds which, what is shared, what goes first when memory is needed."""
 
 import random
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -75,6 +77,44 @@ def test_room_beyond_its_tokens_is_taken_back_from_a_sequence() -> None:
     pages.check_integrity()
     pages.close(0)
     assert hits(pages, token_ids) == PAGE_SIZE
+
+
+@pytest.mark.parametrize(
+    ("work", "inner"),
+    [
+        (lambda pages: pages.open(1, tokens(1, 2), with_context=False), "_hold"),
+        (lambda pages: pages.reserve(0, 5 * PAGE_SIZE), "_take"),
+        (lambda pages: pages.trim(0, 2 * PAGE_SIZE), "_release"),
+    ],
+    ids=["open", "reserve", "trim"],
+)
+@pytest.mark.parametrize("comes", ["before", "behind"])
+def test_an_interrupt_leaves_no_page_half_taken(
+    work: Callable[[Pages], object], inner: str, comes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = Pages(9)
+    shared = fill(pages, 0, tokens(1, 2), keep=True)
+    pages.reserve(0, 4 * PAGE_SIZE)
+    real = getattr(pages, inner)
+
+    def interrupted(*page_ids: int) -> object:
+        monkeypatch.undo()
+        if comes == "before":
+            signal.raise_signal(signal.SIGINT)
+        found = real(*page_ids)
+        if comes == "behind":
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(pages, inner, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        work(pages)
+    pages.check_integrity()
+    pages.put_back(1)
+    pages.check_integrity()
+    assert all(pages.is_held(page_id) for page_id in shared[:2])
+    pages.close(0)
+    assert pages.num_available == 8
 
 
 def test_no_sequence_ever_gets_the_scratch_page() -> None:

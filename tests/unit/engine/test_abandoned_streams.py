@@ -119,6 +119,75 @@ def test_an_interrupt_while_memory_is_given_back_loses_none(llm, place, monkeypa
     assert llm.generate(LONG, params()).completions[0].token_ids == expected
 
 
+def test_an_interrupt_while_one_is_preempted_costs_others_nothing(llm, monkeypatch):
+    expected = llm.generate(LONG, params()).completions[0].token_ids
+    stream = llm.generate(LONG, params(), stream=True)
+    found = list(next(stream).token_ids)
+    scheduler = llm.engine.scheduler
+    real = scheduler._release
+
+    def interrupted(sequence):
+        real(sequence)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(scheduler, "_release", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.preempt(scheduler.running[-1])
+    for chunk in stream:
+        found += chunk.token_ids
+    assert tuple(found) == tuple(expected)
+    assert_nothing_left(llm)
+
+
+PLACES_IN_A_STEP = {
+    "its end": ("engine.timer", "_split"),
+    "its report": ("engine", "_count"),
+    "its text": ("samples", "_text"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES_IN_A_STEP)
+def test_an_interrupt_where_a_step_ends_takes_no_tokens_from_others(llm, place, monkeypatch):
+    expected = llm.generate(LONG, params()).completions[0].token_ids
+    stream = llm.generate(LONG, params(), stream=True)
+    found = list(next(stream).token_ids)
+    path, name = PLACES_IN_A_STEP[place]
+    owner = attrgetter(path)(llm)
+    real = getattr(owner, name)
+
+    def interrupted(*args, **options):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.samples.step()
+    for chunk in stream:
+        found += chunk.token_ids
+    assert tuple(found) == tuple(expected)
+    assert_nothing_left(llm)
+
+
+def test_an_interrupt_while_a_sample_is_dropped_leaves_nothing_of_it(llm, monkeypatch):
+    stream = llm.generate(LONG, params(), stream=True)
+    next(stream)
+    policy = llm.engine.allocator.policy
+    real = policy.close
+
+    def interrupted(key):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        real(key)
+
+    monkeypatch.setattr(policy, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.samples.drop(*llm.engine.progress)
+    stream.close()
+    assert_nothing_left(llm)
+
+
 def test_what_is_abandoned_in_a_step_that_fails_is_gone_too(llm, no_collector, monkeypatch):
     Reader(llm)
 

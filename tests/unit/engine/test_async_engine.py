@@ -63,14 +63,14 @@ class Gate:
     def __init__(self, llm, monkeypatch):
         self.steps, self.permits = itertools.count(), threading.Semaphore(0)
         self.num_steps = 0
-        real = llm.engine.step
+        real = llm.engine.advance
 
         def step():
             assert self.permits.acquire(timeout=PATIENCE)
             self.num_steps += 1
             return real()
 
-        monkeypatch.setattr(llm.engine, "step", step)
+        monkeypatch.setattr(llm.engine, "advance", step)
 
     def let(self, num_steps):
         self.permits.release(num_steps)

@@ -121,6 +121,21 @@ def test_an_interrupt_where_a_phase_ends_leaves_none_open(timer, clock, monkeypa
     assert sum(timer.step_seconds.values()) == 10
 
 
+def test_an_interrupt_where_a_step_begins_splits_nothing_again(timer, clock, monkeypatch):
+    def charge():
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with timer.step(), timer.phase("forward"):
+        clock.sleep(10)
+        timer.add("bonus", Work(rows=1))
+    monkeypatch.setattr(timer, "_charge", charge)
+    with pytest.raises(KeyboardInterrupt), timer.step():
+        pass
+    lines = timer.take_totals().line_nanoseconds
+    assert lines == {"bonus": 10 * SECOND, "wasted": 0, "remainder": 0}
+
+
 def test_an_error_caught_inside_a_step_goes_on_in_the_outer_phase(timer, clock):
     def fail():
         with timer.phase("draft"):

@@ -37,8 +37,10 @@ def in_blocks(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return numbers, scales, numbers.float() * wide
 
 
-def fp8_folder(tmp_path: Path, inner: int = 256) -> tuple[Path, Weights]:
-    """A folder, and the weights that it stands for."""
+def fp8_folder(
+    tmp_path: Path, inner: int = 256, scale: str = ".weight_scale_inv"
+) -> tuple[Path, Weights]:
+    """A folder, and the weights that it stands for. scale: how the names of scales end."""
     sizes = {"hidden_size": 256, "intermediate_size": inner, "head_dim": 64}
     folder, wanted = tiny_target_folder(tmp_path, "qwen3", torch.bfloat16, **sizes), {}
 
@@ -46,7 +48,8 @@ def fp8_folder(tmp_path: Path, inner: int = 256) -> tuple[Path, Weights]:
         found: Weights = {}
         for name, weight in weights.items():
             if name.endswith("proj.weight"):
-                found[name], found[f"{name}_scale_inv"], wanted[name] = in_blocks(weight)
+                scales = name.removesuffix(".weight") + scale
+                found[name], found[scales], wanted[name] = in_blocks(weight)
             else:
                 found[name] = weight
         return found
@@ -57,17 +60,23 @@ def fp8_folder(tmp_path: Path, inner: int = 256) -> tuple[Path, Weights]:
     return folder, wanted
 
 
-def test_each_block_has_its_own_scale(tmp_path: Path) -> None:
-    folder, wanted = fp8_folder(tmp_path)
+SCALES = [".weight_scale_inv", ".scale", ".qscale_weight"]
+"""The last two are DeepSeek-V4's and Mistral's."""
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_each_block_has_its_own_scale(scale: str, tmp_path: Path) -> None:
+    folder, wanted = fp8_folder(tmp_path, scale=scale)
     found = load_target_model(folder, torch.float32).state_dict()
     assert len(wanted) == 28
     for name, weight in wanted.items():
         assert torch.equal(found[name], weight)
 
 
-def test_blocks_that_the_end_of_a_weight_cuts_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", SCALES)
+def test_blocks_that_the_end_of_a_weight_cuts_are_refused(scale: str, tmp_path: Path) -> None:
     """transformers takes two blocks of 96 for 192 numbers, and not one of 128 and one of 64."""
-    folder, _ = fp8_folder(tmp_path, inner=192)
+    folder, _ = fp8_folder(tmp_path, 192, scale)
     with pytest.raises(ModelError, match=r"down_proj.weight is \[256, 192\], no multiple of its"):
         load_target_model(folder, torch.float32)
 
@@ -139,11 +148,12 @@ def test_layers_that_are_packed_in_several_ways_are_refused(tmp_path: Path) -> N
         load_target_model(folder, torch.float32)
 
 
-def test_an_order_of_groups_that_the_config_names_is_refused() -> None:
+@pytest.mark.parametrize("order", [True, "group", "dynamic"])
+def test_an_order_of_groups_that_the_config_names_is_refused(order: object) -> None:
     ordered: dict[str, Any] = scheme(4, "Linear")
     ordered["weights"]["actorder"] = "weight"  # it is in the weights already
     check_scheme(config_of(ordered))
-    ordered["weights"]["actorder"] = "group"
+    ordered["weights"]["actorder"] = order
     with pytest.raises(ValueError, match="order of its groups"):
         check_scheme(config_of(ordered))
 

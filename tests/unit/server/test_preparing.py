@@ -60,13 +60,13 @@ def client_of_many(server):
 
 
 def steps_of(llm, monkeypatch):
-    steps, real = [], llm.engine.step
+    steps, real = [], llm.engine.advance
 
     def step():
         steps.append(1)
         return real()
 
-    monkeypatch.setattr(llm.engine, "step", step)
+    monkeypatch.setattr(llm.engine, "advance", step)
     return steps
 
 

@@ -36,14 +36,14 @@ class Gate:
 
     def __init__(self, llm, monkeypatch):
         self.permits, self.num_steps = threading.Semaphore(0), 0
-        real = llm.engine.step
+        real = llm.engine.advance
 
         def step():
             assert self.permits.acquire(timeout=PATIENCE)
             self.num_steps += 1
             return real()
 
-        monkeypatch.setattr(llm.engine, "step", step)
+        monkeypatch.setattr(llm.engine, "advance", step)
 
     def let(self, num_steps=100_000):
         if num_steps:

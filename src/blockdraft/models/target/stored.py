@@ -32,7 +32,9 @@ def check_scheme(config: PretrainedConfig) -> None:
     if found.get("transform_config"):
         raise ValueError("transformers leaves out its transform_config")
     groups = found.get("config_groups") or {}
-    if any(_weights(group).get("actorder") in (True, "group") for group in groups.values()):
+    # The last two are the same.
+    ordered = (True, "group", "dynamic")
+    if any(_weights(group).get("actorder") in ordered for group in groups.values()):
         raise ValueError("transformers leaves out the order of its groups (actorder)")
     for what, are_experts in (("all experts", True), ("all other layers", False)):
         forms = {
@@ -122,9 +124,11 @@ def _check_eight_bits(
     modules = {name.rpartition(".")[0] for name in tensors if "scale" in name.rpartition(".")[2]}
     for name, (kind, shape) in tensors.items():
         if kind.startswith("F8_") and "scale" not in name.rpartition(".")[2]:
-            if name.rpartition(".")[0] not in modules:
+            module = name.rpartition(".")[0]
+            if module not in modules:
                 raise ValueError(f"{name} has no scales")
-            _, scales = tensors.get(f"{name}_scale_inv", ("", []))
+            names = (f"{name}_scale_inv", f"{module}.scale", f"{module}.qscale_weight")
+            scales = next((tensors[own][1] for own in names if own in tensors), [])
             if block is not None and _is_cut(shape, scales, block):
                 raise ValueError(
                     f"{name} is {shape}, no multiple of its blocks {block}, and transformers would "
