@@ -63,7 +63,7 @@ def test_a_last_row_without_a_lines_end_counts(tmp_path):
         ("nonsense\n", "cannot read"),
         ("", "no answer"),
         ('{"prompt": "hi"}\n', "a prompt without an answer; let the target answer it"),
-        (None, "cannot read"),
+        (None, "there is no folder or file of answers"),
     ],
 )
 def test_bad_files_are_named(tmp_path, text, what):

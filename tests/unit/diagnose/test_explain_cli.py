@@ -203,7 +203,8 @@ def test_bad_lines_are_all_named(pair, tmp_path):
     for number in (2, 3, 4, 5):
         assert f"line {number}:" in line
     assert "line 1:" not in line
-    path.write_text("{\n" * 100, encoding="utf-8")
+    # A file without any object gets another message.
+    path.write_text("{}\n" + "{\n" * 99, encoding="utf-8")
     line = refusal("explain", *pair, "--prompts", path)
     assert f"line {MOST_NAMED}:" in line
     assert f"and {100 - MOST_NAMED} more" in line

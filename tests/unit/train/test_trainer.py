@@ -196,7 +196,7 @@ def test_only_the_drafter_changes(config, monkeypatch):
 
 
 def test_a_failing_run_leaves_no_folder(config):
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="no folder or file of answers"):
         train(dataclasses.replace(config, data=(config.out.parent / "none.jsonl",)))
     with pytest.raises(ConfigError, match="device 'foo'"):
         train(dataclasses.replace(config, device="foo"))
