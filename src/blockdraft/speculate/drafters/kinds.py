@@ -6,6 +6,7 @@ beside it.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,26 +104,28 @@ def block_drafter(
     return drafter(model, embed_weight, lm_head_weight, contexts, in_int8=in_int8)
 
 
-Loader = Callable[[Path, PreTrainedModel, torch.dtype, str, bool, bool], Checkpoint]
-"""From (folder, target, dtype, device, in_int8, trusts): whether code in the folder may be run.
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What load_checkpoint was asked for; a kind reads what concerns it."""
 
-Raises ModelError for what does not fit the target.
-"""
+    folder: Path
+    target: PreTrainedModel
+    dtype: torch.dtype
+    device: str
+    in_int8: bool
+    trusts: bool
 
 
-def _load_dflash(
-    folder: Path,
-    target: PreTrainedModel,
-    dtype: torch.dtype,
-    device: str,
-    in_int8: bool,
-    trusts: bool,
-) -> Checkpoint:
-    model = DraftModel.from_pretrained(folder, dtype, device)
+Loader = Callable[[_Asked], Checkpoint]
+"""Raises ModelError for what does not fit the target."""
+
+
+def _load_dflash(asked: _Asked) -> Checkpoint:
+    model = DraftModel.from_pretrained(asked.folder, asked.dtype, asked.device)
     has_own_ends = model.own_embedding is not None and model.own_head is not None
-    check_pair(target, model.config, has_own_ends=has_own_ends)
-    _share_ends(model, target)
-    return DFlashCheckpoint(model, in_int8=in_int8)
+    check_pair(asked.target, model.config, has_own_ends=has_own_ends)
+    _share_ends(model, asked.target)
+    return DFlashCheckpoint(model, in_int8=asked.in_int8)
 
 
 def _share_ends(model: DraftModel, target: PreTrainedModel) -> None:
@@ -165,17 +168,11 @@ class Eagle3Checkpoint:
         )
 
 
-def _load_eagle3(
-    folder: Path,
-    target: PreTrainedModel,
-    dtype: torch.dtype,
-    device: str,
-    in_int8: bool,
-    trusts: bool,
-) -> Checkpoint:
-    model = Eagle3Model.from_pretrained(folder, dtype, device)
-    layers = check_eagle3(target, model.config, has_embedding=model.own_embedding is not None)
-    return Eagle3Checkpoint(model, layers, in_int8=in_int8)
+def _load_eagle3(asked: _Asked) -> Checkpoint:
+    model = Eagle3Model.from_pretrained(asked.folder, asked.dtype, asked.device)
+    has_embedding = model.own_embedding is not None
+    layers = check_eagle3(asked.target, model.config, has_embedding=has_embedding)
+    return Eagle3Checkpoint(model, layers, in_int8=asked.in_int8)
 
 
 class DraftModelCheckpoint:
@@ -224,16 +221,11 @@ def check_draft_model(
         )
 
 
-def _load_draft_model(
-    folder: Path,
-    target: PreTrainedModel,
-    dtype: torch.dtype,
-    device: str,
-    in_int8: bool,
-    trusts: bool,
-) -> Checkpoint:
-    model = load_target_model(folder, dtype, device, trust_remote_code=trusts)
-    check_draft_model(target, model, folder, trusts=trusts)
+def _load_draft_model(asked: _Asked) -> Checkpoint:
+    model = load_target_model(
+        asked.folder, asked.dtype, asked.device, trust_remote_code=asked.trusts
+    )
+    check_draft_model(asked.target, model, asked.folder, trusts=asked.trusts)
     return DraftModelCheckpoint(model)
 
 
@@ -312,4 +304,4 @@ def load_checkpoint(
         ModelError: the folder is incomplete, its kind is unknown, or it does not fit the target.
     """
     load = LOADERS[kind_of(read_config(folder))]
-    return load(folder, target, dtype, device, in_int8, trust_remote_code)
+    return load(_Asked(folder, target, dtype, device, in_int8, trust_remote_code))

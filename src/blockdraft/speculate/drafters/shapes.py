@@ -53,6 +53,18 @@ class DrafterShape:
     later: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What read_shape was asked for, and what stands in the drafter's config."""
+
+    folder: Path
+    raw: Mapping[str, Any]
+    kind: str
+    target: PreTrainedModel
+    dtype: torch.dtype
+    trusts: bool
+
+
 def read_shape(
     folder: Path, target: PreTrainedModel, dtype: torch.dtype, *, trust_remote_code: bool = False
 ) -> DrafterShape:
@@ -66,98 +78,79 @@ def read_shape(
     raw = read_config(folder)
     kind = kind_of(raw)
     read = _READERS.get(kind, _block_shape)
-    return read(folder, raw, kind, target, dtype, trust_remote_code)
+    return read(_Asked(folder, raw, kind, target, dtype, trust_remote_code))
 
 
-def _block_shape(
-    folder: Path,
-    raw: Mapping[str, Any],
-    kind: str,
-    target: PreTrainedModel,
-    dtype: torch.dtype,
-    trusts: bool,
-) -> DrafterShape:
-    config = DraftConfig.from_dict(raw)
+def _block_shape(asked: _Asked) -> DrafterShape:
+    config = DraftConfig.from_dict(asked.raw)
     with torch.device("meta"):
         model = DraftModel(config)
-    ends = has_own_ends(folder)
+    ends = has_own_ends(asked.folder)
     return DrafterShape(
         kind=config.kind,
-        layout="speculators" if MARK in raw else "z-lab",
+        layout="speculators" if MARK in asked.raw else "z-lab",
         target_layer_ids=config.target_layer_ids,
         longest_path=config.num_drafted,
-        guessed_tokens=_num_guessed(folder, raw, config.vocab_size),
+        guessed_tokens=_num_guessed(asked, config.vocab_size),
         num_weights=_num_weights(model),
         kv_shapes=tuple(PagedContexts.shapes(config)),
-        page_bytes=PagedContexts.page_bytes(config, dtype),
-        refusal=_refusal(lambda: check_pair(target, config, has_own_ends=ends is not False)),
+        page_bytes=PagedContexts.page_bytes(config, asked.dtype),
+        refusal=_refusal(lambda: check_pair(asked.target, config, has_own_ends=ends is not False)),
         later=_of_other_width(config, ends),
         block_size=config.block_size,
         mask_token_id=config.mask_token_id,
     )
 
 
-def _num_guessed(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> int:
-    if size := raw.get("draft_vocab_size"):
+def _num_guessed(asked: _Asked, vocab_size: int) -> int:
+    if size := asked.raw.get("draft_vocab_size"):
         return int(size)
-    chosen = read_draft_vocabulary(folder, vocab_size)
+    chosen = read_draft_vocabulary(asked.folder, vocab_size)
     return vocab_size if chosen is None else len(chosen)
 
 
-def _eagle3_shape(
-    folder: Path,
-    raw: Mapping[str, Any],
-    kind: str,
-    target: PreTrainedModel,
-    dtype: torch.dtype,
-    trusts: bool,
-) -> DrafterShape:
-    config = Eagle3Config.from_dict(raw)
+def _eagle3_shape(asked: _Asked) -> DrafterShape:
+    config = Eagle3Config.from_dict(asked.raw)
     with torch.device("meta"):
         model = Eagle3Model(config)
-    has_embedding = has_own_embedding(folder)
+    has_embedding = has_own_embedding(asked.folder)
     return DrafterShape(
-        kind=kind,
-        layout="speculators" if MARK in raw else "SafeAILab",
-        target_layer_ids=config.layers_of(target.config.get_text_config().num_hidden_layers),
+        kind=asked.kind,
+        layout="speculators" if MARK in asked.raw else "SafeAILab",
+        target_layer_ids=config.layers_of(asked.target.config.get_text_config().num_hidden_layers),
         longest_path=DEPTH,
         guessed_tokens=config.draft_vocab_size,
         num_weights=_num_weights(model),
         kv_shapes=tuple(PagedContexts.shapes(config)),
-        page_bytes=PagedPairs.page_bytes(config, dtype),
+        page_bytes=PagedPairs.page_bytes(config, asked.dtype),
         refusal=_refusal(
-            lambda: check_eagle3(target, config, has_embedding=has_embedding is not False)
+            lambda: check_eagle3(asked.target, config, has_embedding=has_embedding is not False)
         ),
         later=_of_other_width(config, has_embedding),
     )
 
 
-def _draft_model_shape(
-    folder: Path,
-    raw: Mapping[str, Any],
-    kind: str,
-    target: PreTrainedModel,
-    dtype: torch.dtype,
-    trusts: bool,
-) -> DrafterShape:
-    model = target_without_weights(folder, trust_remote_code=trusts).to(dtype)
+def _draft_model_shape(asked: _Asked) -> DrafterShape:
+    model = target_without_weights(asked.folder, trust_remote_code=asked.trusts).to(asked.dtype)
     shapes: tuple[LayerShape, ...] = ()
     # Without pages its memory grows with each sequence, and is not planned.
     with suppress(NotPaged):
         shapes = tuple(layer_shapes(model))
-    sizes = (own.config.get_text_config().vocab_size for own in (model, target))
+    sizes = (own.config.get_text_config().vocab_size for own in (model, asked.target))
     return DrafterShape(
-        kind=kind,
+        kind=asked.kind,
         layout="transformers",
         target_layer_ids=(),
         longest_path=DEPTH,
         guessed_tokens=min(sizes),
         num_weights=_num_weights(model),
         kv_shapes=shapes,
-        page_bytes=page_bytes(shapes, dtype),
-        refusal=_refusal(lambda: check_draft_model(target, model, folder, trusts=trusts)),
+        page_bytes=page_bytes(shapes, asked.dtype),
+        refusal=_refusal(
+            lambda: check_draft_model(asked.target, model, asked.folder, trusts=asked.trusts)
+        ),
         later=()
-        if has_tokenizer(folder) and has_tokenizer(Path(target.name_or_path))
+        if has_tokenizer(asked.folder) and has_tokenizer(Path(asked.target.name_or_path))
         else ("that its tokens are those of the target",),
     )
 
@@ -169,11 +162,10 @@ def _of_other_width(config: AnyDraftConfig, has_ends: bool | None) -> tuple[str,
     return ("that the drafter has an embedding of its own, as one of another width must",)
 
 
-_Reader = Callable[
-    [Path, Mapping[str, Any], str, PreTrainedModel, torch.dtype, bool],
-    DrafterShape,
-]
-_READERS: Mapping[str, _Reader] = {"eagle3": _eagle3_shape, "draft_model": _draft_model_shape}
+_READERS: Mapping[str, Callable[[_Asked], DrafterShape]] = {
+    "eagle3": _eagle3_shape,
+    "draft_model": _draft_model_shape,
+}
 
 
 def _num_weights(model: torch.nn.Module) -> int:
