@@ -8,6 +8,7 @@ around all calls:
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from blockdraft.text.tools import Tool, ToolChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallSyntax:
+class CallSyntax(ABC):
     """What stands around each call (`begin`, `end`), and around and between all calls.
 
     `marks` are those that may be special tokens. `before` is what stands between the begin and the
@@ -52,6 +53,7 @@ class CallSyntax:
         """The marks at which a grammar takes over where a model begins a call on its own."""
         return self.openers
 
+    @abstractmethod
     def function_rules(self, rule: str, tool: Tool, special: Mapping[str, int]) -> list[str]:
         """Rules of a Lark grammar: `rule` is what stands between begin and end of a call.
 
@@ -60,7 +62,6 @@ class CallSyntax:
         Raises:
             RequestError: the schema of the arguments cannot be kept in this syntax.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Tool calls in the text of an answer, parted from it while it is written."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -44,7 +45,7 @@ class Arguments:
 Piece = str | CallStart | Arguments
 
 
-class CallParser:
+class CallParser(ABC):
     """Splits the text of one answer into text and calls; how it is cut is no matter.
 
     `are_whole`: the arguments of all calls are JSON objects. A subclass has a step for each state,
@@ -71,12 +72,12 @@ class CallParser:
             before = self._state
             yield from self._steps[before]()
 
+    @abstractmethod
     def close(self, *, is_cut: bool = False) -> list[Piece]:
         """No text follows: what was held back becomes certain.
 
         is_cut: the model had not come to an end; what leads up to a call is no text then.
         """
-        raise NotImplementedError
 
 
 _GAP = r"[ \t\n\r]*+"

@@ -89,6 +89,22 @@ def test_a_stream_that_is_collected_between_steps_is_gone_at_once(llm, no_collec
     assert_nothing_left(llm)
 
 
+def interrupt(monkeypatch, owner, name, *, after):
+    """Ctrl-C in the next call of a method: after its work, or before it."""
+    real = getattr(owner, name)
+
+    def interrupted(*args, **options):
+        monkeypatch.undo()
+        if not after:
+            signal.raise_signal(signal.SIGINT)
+        found = real(*args, **options)
+        if after:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
 LONG = "the fox " * 40
 """Of several pages."""
 PLACES_OF_INTERRUPTS = {
@@ -105,14 +121,7 @@ def test_an_interrupt_while_memory_is_given_back_loses_none(llm, place, monkeypa
     owner = attrgetter(path)(llm)
     if not hasattr(owner, name):
         pytest.skip("the target has no pages")
-    real = getattr(owner, name)
-
-    def interrupted(*args, **options):
-        real(*args, **options)
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(owner, name, interrupted)
+    interrupt(monkeypatch, owner, name, after=True)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(LONG, params())
     assert_nothing_left(llm)
@@ -124,14 +133,7 @@ def test_an_interrupt_while_one_is_preempted_costs_others_nothing(llm, monkeypat
     stream = llm.generate(LONG, params(), stream=True)
     found = list(next(stream).token_ids)
     scheduler = llm.engine.scheduler
-    real = scheduler._release
-
-    def interrupted(sequence):
-        real(sequence)
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(scheduler, "_release", interrupted)
+    interrupt(monkeypatch, scheduler, "_release", after=True)
     with pytest.raises(KeyboardInterrupt):
         scheduler.preempt(scheduler.running[-1])
     for chunk in stream:
@@ -153,15 +155,7 @@ def test_an_interrupt_where_a_step_ends_takes_no_tokens_from_others(llm, place, 
     stream = llm.generate(LONG, params(), stream=True)
     found = list(next(stream).token_ids)
     path, name = PLACES_IN_A_STEP[place]
-    owner = attrgetter(path)(llm)
-    real = getattr(owner, name)
-
-    def interrupted(*args, **options):
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
-        return real(*args, **options)
-
-    monkeypatch.setattr(owner, name, interrupted)
+    interrupt(monkeypatch, attrgetter(path)(llm), name, after=False)
     with pytest.raises(KeyboardInterrupt):
         llm.samples.step()
     for chunk in stream:
@@ -173,15 +167,7 @@ def test_an_interrupt_where_a_step_ends_takes_no_tokens_from_others(llm, place, 
 def test_an_interrupt_while_a_sample_is_dropped_leaves_nothing_of_it(llm, monkeypatch):
     stream = llm.generate(LONG, params(), stream=True)
     next(stream)
-    policy = llm.engine.allocator.policy
-    real = policy.close
-
-    def interrupted(key):
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
-        real(key)
-
-    monkeypatch.setattr(policy, "close", interrupted)
+    interrupt(monkeypatch, llm.engine.allocator.policy, "close", after=False)
     with pytest.raises(KeyboardInterrupt):
         llm.samples.drop(*llm.engine.progress)
     stream.close()
