@@ -81,7 +81,7 @@ triton: env
 
 # The constraints pin torch, so no step can pull another build than the tested one.
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || { $(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	@test -x $(BIN)/python || { $(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	  "Python 3.11 or newer is needed; name one: make demo PYTHON=python3.12")' && $(PYTHON) -m venv .venv; }
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
