@@ -109,7 +109,7 @@ def plan_cases(
         try:
             ids = encode(llm.tokenizer, prompt)
             chosen = [names[(index + i * STRIDE) % len(names)] for i in range(config.num_settings)]
-            found = [_case(llm, prompt, ids, name, config) for name in chosen]
+            found = [_case(llm, prompt, ids, name, _params(name, config)) for name in chosen]
             for case in found:
                 llm.engine.limits.check_prompt(case.prompt_ids, case.params)
         except RequestError as error:
@@ -166,16 +166,17 @@ def why_no_grammar(llm: LLM) -> str | None:
 def with_grammar(llm: LLM, case: Case) -> Case:
     """The same case with the grammar of a proof, which says where the output may end."""
     params = replace(case.params, grammar=LIST, ignore_eos=False)
-    stop_ids = params.ending_ids(llm.tokenizer.eos_ids)
-    constrain = partial(llm.samples.constraint, params)
-    return replace(case, params=params, stop_ids=stop_ids, constrain=constrain)
+    return _case(llm, case.prompt, case.prompt_ids, case.setting, params)
+
+
+def _params(setting: str, config: ProofConfig) -> SamplingParams:
+    options = {"logprobs": LOGPROBS, **SETTINGS[setting]}
+    return SamplingParams(max_tokens=config.max_tokens, seed=config.seed, **options)
 
 
 def _case(
-    llm: LLM, prompt: ProofPrompt, prompt_ids: tuple[int, ...], setting: str, config: ProofConfig
+    llm: LLM, prompt: ProofPrompt, prompt_ids: tuple[int, ...], setting: str, params: SamplingParams
 ) -> Case:
-    options = {"logprobs": LOGPROBS, **SETTINGS[setting]}
-    params = SamplingParams(max_tokens=config.max_tokens, seed=config.seed, **options)
     stop_ids = params.ending_ids(llm.tokenizer.eos_ids)
     constrain = partial(llm.samples.constraint, params)
     return Case(prompt, prompt_ids, setting, params, stop_ids, constrain)
