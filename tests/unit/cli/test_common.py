@@ -101,6 +101,7 @@ def test_a_cache_that_cannot_be_written_is_a_failure_of_the_disk(tmp_path, monke
     found = run("models", "path", "smollm2-135m")
     assert found.exit_code == DISK_FAILED
     assert "cannot write the model cache" in found.stderr
+    assert "make it writable, or set BLOCKDRAFT_CACHE" in found.stderr
 
 
 def program(code, *arguments, **variables):
