@@ -49,7 +49,7 @@ class CallFinder:
 
     def __init__(self, toolbox: Toolbox, eos_ids: Set[int]) -> None:
         syntax, tools = toolbox.syntax, toolbox.callable_tools
-        self.begin = toolbox.begin
+        self.begins = toolbox.begins
         self._parser: CallParser
         if isinstance(syntax, JsonSyntax):
             self._parser = ToolCallParser(syntax, [tool.name for tool in tools])

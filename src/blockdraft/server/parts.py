@@ -53,8 +53,8 @@ class MarkedParser:
     """
 
     def __init__(self, thinks: bool | None = None, finder: CallFinder | None = None) -> None:
-        call = None if finder is None else finder.begin
-        self._splitter = None if thinks is None else ReasoningSplitter(begun=thinks, call=call)
+        calls = () if finder is None else finder.begins
+        self._splitter = None if thinks is None else ReasoningSplitter(begun=thinks, calls=calls)
         self._finder = finder
 
     @property

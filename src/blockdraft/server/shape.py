@@ -51,13 +51,13 @@ class Toolbox:
         return self.choice.among(self.tools)
 
     @property
-    def begin(self) -> tuple[str, str] | None:
-        """The mark at the begin of a call, and what follows it; None where there is no mark."""
+    def begins(self) -> tuple[tuple[str, str], ...]:
+        """The marks with which a call may begin, each with what follows it."""
         syntax = self.syntax
-        if not syntax.openers:
-            return None
-        mark = syntax.openers[0]
-        return mark, (syntax.opening.removeprefix(mark) + syntax.before[:1]).strip()
+        return tuple(
+            (mark, (syntax.opening.partition(mark)[2] + syntax.before[:1]).strip())
+            for mark in dict.fromkeys((*syntax.openers, *syntax.watched))
+        )
 
     def grammar(self) -> Grammar | None:
         """See calls_grammar."""

@@ -1,5 +1,6 @@
 """The thinking section of an answer, parted from the answer while both stream. No torch."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from blockdraft.core.thinking import END_OF_THINKING, START_OF_THINKING
@@ -17,14 +18,14 @@ class ReasoningSplitter:
 
     Args:
         begun: the prompt ends inside the section.
-        call: a mark, and what follows it behind white space, where a model begins a call. Some
-            (Qwen3.5) call without an end of their thinking: it ends there if no end mark follows,
-            so what stands behind is held back.
+        calls: marks, each with what follows it behind white space, where a model begins a call.
+            Some (Qwen3.5) call without an end of their thinking: it ends there if no end mark
+            follows, so what stands behind is held back.
     """
 
-    def __init__(self, *, begun: bool, call: tuple[str, str] | None = None) -> None:
-        self._begun, self._call = begun, call
-        self._marks = (END_OF_THINKING, *(call[:1] if call else ()))
+    def __init__(self, *, begun: bool, calls: Sequence[tuple[str, str]] = ()) -> None:
+        self._begun, self._calls = begun, calls
+        self._marks = (END_OF_THINKING, *(mark for mark, _ in calls))
         self._state: Literal["start", "section", "content"] = "start"
         self._held = ""
         self._is_trimming = True
@@ -90,9 +91,10 @@ class ReasoningSplitter:
 
     def _find_call(self, *, or_begun: bool = False) -> int | None:
         """Where in what is held a call begins, or may begin where the text ends."""
-        if self._call is None:
-            return None
-        mark, opener = self._call
+        found = (self._find(*call, or_begun=or_begun) for call in self._calls)
+        return min((start for start in found if start is not None), default=None)
+
+    def _find(self, mark: str, opener: str, *, or_begun: bool) -> int | None:
         start = self._held.find(mark)
         while start >= 0:
             behind = self._held[start + len(mark) :].lstrip()

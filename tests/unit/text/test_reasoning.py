@@ -24,6 +24,8 @@ TEXTS = [
 ]
 
 
+ONE = (("<call>", "{"),)
+NESTED = (("<call>", "<one>{"), ("<one>", "{"))
 CALLS = [
     ("one \n<call>\n{two", True, "one", "<call>\n{two"),
     ("<think><call>{}", False, "", "<call>{}"),
@@ -35,8 +37,15 @@ CALLS = [
 ]
 
 
-def split(pieces, begun, call=None):
-    splitter, found = ReasoningSplitter(begun=begun, call=call), {"reasoning": "", "content": ""}
+SEVERAL = [
+    ("one <call>\n<one>{two", "one", "<call>\n<one>{two"),
+    ("one <one> {two <call> <one>", "one", "<one> {two <call> <one>"),
+    ("one <call> <one> two", "one <call> <one> two", ""),
+]
+
+
+def split(pieces, begun, calls=()):
+    splitter, found = ReasoningSplitter(begun=begun, calls=calls), {"reasoning": "", "content": ""}
     for parts in [*map(splitter.feed, pieces), splitter.close()]:
         for kind, text in parts:
             assert text
@@ -45,17 +54,21 @@ def split(pieces, begun, call=None):
 
 
 @pytest.mark.parametrize(
-    ("text", "begun", "reasoning", "content", "call"),
-    [*((*one, None) for one in TEXTS), *((*one, ("<call>", "{")) for one in (*TEXTS, *CALLS))],
+    ("text", "begun", "reasoning", "content", "calls"),
+    [
+        *((*one, ()) for one in TEXTS),
+        *((*one, ONE) for one in (*TEXTS, *CALLS)),
+        *((text, True, *parts, NESTED) for text, *parts in SEVERAL),
+    ],
 )
-def test_parts_do_not_depend_on_the_pieces(text, begun, reasoning, content, call):
-    assert split([text], begun, call) == (reasoning, content)
-    assert split(list(text), begun, call) == (reasoning, content)
+def test_parts_do_not_depend_on_the_pieces(text, begun, reasoning, content, calls):
+    assert split([text], begun, calls) == (reasoning, content)
+    assert split(list(text), begun, calls) == (reasoning, content)
     draw = random.Random(0)
     for _ in range(20):
         cuts = sorted(draw.choices(range(len(text) + 1), k=3))
         pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert split(pieces, begun, call) == (reasoning, content)
+        assert split(pieces, begun, calls) == (reasoning, content)
 
 
 def test_content_is_not_held_back():
@@ -65,6 +78,6 @@ def test_content_is_not_held_back():
 
 
 def test_thinking_that_is_cut_makes_no_call():
-    splitter = ReasoningSplitter(begun=True, call=("<call>", "{"))
+    splitter = ReasoningSplitter(begun=True, calls=ONE)
     assert splitter.feed("one <call>{two") == [("reasoning", "one")]
     assert splitter.close(is_cut=True) == [("reasoning", " <call>{two")]
