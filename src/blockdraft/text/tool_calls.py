@@ -112,12 +112,13 @@ class ToolCallParser(CallParser):
         self._names = frozenset(names)
         self._opener = ""
         """What a call begins with at the start of what is held."""
-        self._state: Literal["text", "head", "arguments", "tail"] = (
+        self._state: Literal["text", "head", "between", "arguments", "tail"] = (
             "text" if self._openers else "head"
         )
         self._steps = {
             "text": self._take_text,
             "head": self._take_head,
+            "between": self._take_between,
             "arguments": self._take_arguments,
             "tail": self._take_tail,
         }
@@ -214,7 +215,9 @@ class ToolCallParser(CallParser):
         length = len(self._held) - len(rest.removeprefix(self._end))
         call = self._parse(self._held[start : start + self._num_read])
         if not call or not rest.startswith(self._end):
-            return self._take_as_text(length)
+            text = self._take_as_text(length)
+            self._state = "between" if self._is_list else "text"
+            return text
         self._held, self._gap = self._held[start + self._num_read - 1 :], ""
         self._state = "tail"
         return call
@@ -224,6 +227,16 @@ class ToolCallParser(CallParser):
         text, self._held = self._gap + self._held[:length], self._held[length:]
         self._state, self._is_behind_call, self._gap = "text", False, ""
         return [text]
+
+    def _take_between(self) -> list[Piece]:
+        """What follows an object of a list that is no call: the next one, or text."""
+        rest = self._held.lstrip(_SPACE)
+        space, self._held = self._held[: len(self._held) - len(rest)], rest
+        if rest.startswith(","):
+            self._begin_head(",")
+        elif rest:
+            self._state = "text"
+        return [space]
 
     def _take_arguments(self) -> list[Piece]:
         length = self._object.take(self._held)

@@ -24,7 +24,7 @@ from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
 from blockdraft.text.tools import ToolChoice, parse_tools
 from blockdraft.text.xml_calls import XmlCallParser
 from blockdraft.text.xml_syntax import GLM, GLM_47
-from tests.call_formats import FORMATS, TEMPLATES, TOOLS_SHOWN, V3, V31, inner, written
+from tests.call_formats import FORMATS, SPACED_LIST, TEMPLATES, TOOLS_SHOWN, V3, V31, inner, written
 from tests.grammars import accepts
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
 from tests.tools import NAMES, TOOLS, WAIT, ToolCall, function, joined
@@ -74,8 +74,10 @@ AND_SO = ', and "so"'
 
 
 def unclosed(syntax, call):
-    """A call without what closes it."""
-    return written(replace(syntax, close="", end="", section_end=""), call)
+    """A call without what closes it and the calls behind it."""
+    is_list = isinstance(syntax, JsonSyntax) and syntax.is_object
+    close = syntax.close if is_list else ""
+    return written(replace(syntax, close=close, end="", section_end=""), call)
 
 
 every_format = pytest.mark.parametrize("syntax", FORMATS.values(), ids=FORMATS)
@@ -162,6 +164,20 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
             '[TOOL_CALLS][{"arguments": {"age": 90}, "name": "look"},'
             '{"name": "look", "arguments": {"age": 3}, "id": "abc"}, {"name": "wait-2"}]!',
             [OLD, YOUNG, WAITING, "!"],
+        ),
+        *(
+            (one, written(one, SING, *between, OLD), [*texts, OLD])
+            for one in (MISTRAL_LIST, SPACED_LIST)
+            for between, texts in (
+                ((), [unclosed(one, SING)]),
+                ((SING,), [f"{unclosed(one, SING)}, {inner(one, SING)}"]),
+                ((YOUNG, SING), [unclosed(one, SING), YOUNG, f", {inner(one, SING)}"]),
+            )
+        ),
+        (
+            MISTRAL_LIST,
+            f"[TOOL_CALLS][{inner(MISTRAL_LIST, SING)} , and {written(MISTRAL_LIST, OLD)}",
+            [f"[TOOL_CALLS][{inner(MISTRAL_LIST, SING)} , and ", OLD],
         ),
         (MISTRAL_LIST, "".join(written(MISTRAL_LIST, c) for c in (OLD, WAITING)), [OLD, WAITING]),
         (MISTRAL, '[TOOL_CALLS]look[CALL_ID]a1B2c3D4e[ARGS]{"age": 90}', [OLD]),
