@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from blockdraft.core.thinking import END_OF_THINKING, START_OF_THINKING
+from blockdraft.core.thinking import THINK, Tags
 from blockdraft.text.marks import num_begun
 
 Kind = Literal["reasoning", "content"]
@@ -13,7 +13,7 @@ Part = tuple[Kind, str]
 class ReasoningSplitter:
     """Parts text into reasoning and content; the parts do not depend on how the text is cut.
 
-    A section begins with `<think>` at the very start of the answer, or has begun in the prompt;
+    A section begins with its mark at the very start of the answer, or has begun in the prompt;
     some models write the mark then too. White space around its marks belongs to neither part.
 
     Args:
@@ -21,11 +21,15 @@ class ReasoningSplitter:
         calls: marks, each with what follows it behind white space, where a model begins a call.
             Some (Qwen3.5) call without an end of their thinking: it ends there if no end mark
             follows, so what stands behind is held back.
+        tags: the marks around the section.
     """
 
-    def __init__(self, *, begun: bool, calls: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, *, begun: bool, calls: Sequence[tuple[str, str]] = (), tags: Tags = THINK
+    ) -> None:
         self._begun, self._calls = begun, calls
-        self._marks = (END_OF_THINKING, *(mark for mark, _ in calls))
+        self._start, self._end = tags
+        self._marks = (self._end, *(mark for mark, _ in calls))
         self._state: Literal["start", "section", "content"] = "start"
         self._held = ""
         self._is_trimming = True
@@ -55,10 +59,10 @@ class ReasoningSplitter:
     def _begin(self) -> bool:
         """Find out whether there is a section; False if that is open yet."""
         text = self._held.lstrip()
-        if len(text) < len(START_OF_THINKING) and START_OF_THINKING.startswith(text):
+        if len(text) < len(self._start) and self._start.startswith(text):
             return False
-        if text.startswith(START_OF_THINKING):
-            self._state, self._held = "section", text[len(START_OF_THINKING) :]
+        if text.startswith(self._start):
+            self._state, self._held = "section", text[len(self._start) :]
         else:
             self._go_on_unmarked()
         return True
@@ -70,13 +74,13 @@ class ReasoningSplitter:
             self._state, self._is_trimming = "content", False
 
     def _split_section(self) -> list[Part]:
-        end = self._held.find(END_OF_THINKING)
+        end = self._held.find(self._end)
         if end < 0:
             call = self._find_call(or_begun=True)
             held = self._held if call is None else self._held[:call]
             return self._take("reasoning", len(held) - self._num_uncertain(held))
         parts = self._take("reasoning", len(self._held[:end].rstrip()))
-        self._held = self._held.lstrip()[len(END_OF_THINKING) :]
+        self._held = self._held.lstrip()[len(self._end) :]
         self._state, self._is_trimming = "content", True
         return parts
 

@@ -2,7 +2,11 @@ import random
 
 import pytest
 
+from blockdraft.core.thinking import ALL_TAGS, THINK
 from blockdraft.text.reasoning import ReasoningSplitter
+from blockdraft.text.sent_back import as_sent_back
+from blockdraft.text.tokenizer import Tokenizer
+from tests.tiny import tiny_tokenizer
 
 TEXTS = [
     ("<think>\none two\n</think>\n\nthree\n", False, "one two", "three\n"),
@@ -44,8 +48,9 @@ SEVERAL = [
 ]
 
 
-def split(pieces, begun, calls=()):
-    splitter, found = ReasoningSplitter(begun=begun, calls=calls), {"reasoning": "", "content": ""}
+def split(pieces, begun, calls=(), tags=THINK):
+    splitter = ReasoningSplitter(begun=begun, calls=calls, tags=tags)
+    found = {"reasoning": "", "content": ""}
     for parts in [*map(splitter.feed, pieces), splitter.close()]:
         for kind, text in parts:
             assert text
@@ -71,6 +76,16 @@ def test_parts_do_not_depend_on_the_pieces(text, begun, reasoning, content, call
         assert split(pieces, begun, calls) == (reasoning, content)
 
 
+@pytest.mark.parametrize(("text", "begun", "reasoning", "content"), TEXTS)
+def test_other_marks_part_the_same(text, begun, reasoning, content):
+    def other(one):
+        return one.replace("</thin", "[/THIN").replace("<thin", "[THIN").replace("k>", "K]")
+
+    expected = other(reasoning), other(content)
+    for pieces in ([other(text)], list(other(text))):
+        assert split(pieces, begun, tags=("[THINK]", "[/THINK]")) == expected
+
+
 def test_content_is_not_held_back():
     splitter = ReasoningSplitter(begun=False)
     assert splitter.feed("abc") == [("content", "abc")]
@@ -81,3 +96,14 @@ def test_thinking_that_is_cut_makes_no_call():
     splitter = ReasoningSplitter(begun=True, calls=ONE)
     assert splitter.feed("one <call>{two") == [("reasoning", "one")]
     assert splitter.close(is_cut=True) == [("reasoning", " <call>{two")]
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize("tags", ALL_TAGS)
+def test_an_answer_that_is_sent_back_has_lost_its_thinking(tags, is_special):
+    inner = tiny_tokenizer()
+    inner.add_tokens(list(tags), special_tokens=is_special)
+    inner.chat_template = tags[1]
+    tokenizer = Tokenizer(inner, [inner.eos_token_id])
+    asked, answer = (tokenizer.encode(text) for text in ("the", f"{tags[0]}hm{tags[1]}abc"))
+    assert as_sent_back(tokenizer, asked, answer) == "abc"
