@@ -1,4 +1,4 @@
-"""Calls as Mistral, DeepSeek, Kimi and GLM write them, and templates like the published ones."""
+"""Calls as Mistral, DeepSeek and others write them, and templates like the published ones."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from blockdraft.text.call_syntax import (
     MISTRAL_LIST,
     JsonSyntax,
 )
-from blockdraft.text.xml_syntax import GLM, GLM_47
+from blockdraft.text.xml_syntax import GLM, GLM_47, MINIMAX
 
 SPACED_LIST = replace(MISTRAL_LIST, section="[TOOL_CALLS] [")
 FORMATS: dict[str, Any] = {
@@ -24,6 +24,7 @@ FORMATS: dict[str, Any] = {
     "kimi": KIMI,
     "glm": GLM,
     "glm 4.7": GLM_47,
+    "minimax": MINIMAX,
 }
 
 
@@ -31,14 +32,15 @@ def inner(syntax, call, index=0):
     if isinstance(syntax, JsonSyntax):
         aside = f":{index}" if syntax is KIMI else ""
         return f"{syntax.before}{call.name}{aside}{syntax.behind}{call.arguments}{syntax.close}"
-    gap = syntax.gap
+    gap, tags = syntax.gap, syntax.tags
     items = json.loads(call.arguments).items()
+    key_end = f"{tags.key_end}{gap}" if tags.key_end else ""
     found = (
-        f"<arg_key>{key}</arg_key>{gap}<arg_value>"
-        f"{value if isinstance(value, str) else json.dumps(value)}</arg_value>{gap}"
+        f"{tags.parameter}{key}{key_end}{tags.value}"
+        f"{value if isinstance(value, str) else json.dumps(value)}{tags.end_of_parameter}{gap}"
         for key, value in items
     )
-    return f"{call.name}{gap}{''.join(found)}"
+    return f"{call.name}{tags.name_end}{gap}{''.join(found)}{tags.end_of_function}"
 
 
 def written(syntax, *calls):
@@ -107,6 +109,13 @@ GLM_TURNS = (
     "<arg_value>{{ v if v is string else v | tojson }}</arg_value>GAP{% endfor %}</tool_call>"
     "{{ 'BETWEEN' if not loop.last }}{% endfor %}{% endfor %}"
 )
+M2 = (
+    TOOLS_SHOWN + TURNS + "{% if m.tool_calls %}<minimax:tool_call>\n{% for call in m.tool_calls %}"
+    '<invoke name="{{ call.function.name }}">\n'
+    "{% for k, v in call.function.arguments.items() %}"
+    '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}'
+    "</invoke>\n{% endfor %}</minimax:tool_call>{% endif %}{% endfor %}"
+)
 TEMPLATES = {
     "list": LISTED.replace("GAP", ""),
     "spaced list": LISTED.replace("GAP", " "),
@@ -116,5 +125,6 @@ TEMPLATES = {
     "kimi": K2,
     "glm": GLM_TURNS.replace("GAP", "\n").replace("BETWEEN", r"\n"),
     "glm 4.7": GLM_TURNS.replace("GAP", "").replace("BETWEEN", ""),
+    "minimax": M2,
 }
 """They write calls that are sent back as the model writes them."""

@@ -20,7 +20,7 @@ from blockdraft.text.call_syntax import (
 from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.tokenizer import OPTIONAL_KEYS, TOOL_KEYS, Tokenizer
 from blockdraft.text.tools import Tool
-from blockdraft.text.xml_syntax import GLM, GLM_47, XML, XmlSyntax
+from blockdraft.text.xml_syntax import GLM, GLM_47, MINIMAX, XML, XmlSyntax
 
 AnySyntax = JsonSyntax | XmlSyntax
 
@@ -30,6 +30,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], AnySyntax | None], ...] = (
     (("<tool_call>", "</arg_key><arg_value>"), GLM_47),
     (("<tool_call>", "<arg_key>"), GLM),
     (("<tool_call>", '"arguments'), TAGGED),
+    (("<minimax:tool_call>", "<invoke name="), MINIMAX),
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL),
     (("[TOOL_CALLS] [",), replace(MISTRAL_LIST, section="[TOOL_CALLS] [")),
     (("[TOOL_CALLS]",), MISTRAL_LIST),

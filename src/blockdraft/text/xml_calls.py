@@ -1,12 +1,15 @@
-"""Tool calls with each argument between tags of its own, as Qwen3-Coder and GLM-4.5 write them.
+"""Tool calls with each argument between tags, as Qwen3-Coder, GLM-4.5 and MiniMax-M2 write them.
 
     <tool_call>                     <tool_call>look
     <function=look>                 <arg_key>name</arg_key>
     <parameter=name>                <arg_value>abc</arg_value>
     abc                             </tool_call>
     </parameter>
-    </function>
-    </tool_call>
+    </function>                     <minimax:tool_call>
+    </tool_call>                    <invoke name="look">
+                                    <parameter name="name">abc</parameter>
+                                    </invoke>
+                                    </minimax:tool_call>
 
 A text stands there as it is, everything else as JSON; which of the two, the function's schema says.
 """
@@ -22,7 +25,6 @@ from blockdraft.text.marks import num_begun
 from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece, read_json
 from blockdraft.text.tools import Tool
 
-BEGIN, END = "<tool_call>", "</tool_call>"
 _LONGEST_TAG = 256
 _NAME = re.compile(r"[A-Za-z0-9_-]*")
 
@@ -34,6 +36,7 @@ class Tags:
     function, name_end: around the name; `end_of_function` is what closes it. Empty where the tag
     around a call is enough. parameter, key_end, value: around the key of an argument.
     end_of_parameter: what closes its value. margin: what stands on both sides of a value.
+    begin, end: around a call, or around several.
     """
 
     function: str
@@ -44,10 +47,16 @@ class Tags:
     value: str
     end_of_parameter: str
     margin: str
+    begin: str = "<tool_call>"
+    end: str = "</tool_call>"
 
 
 QWEN_TAGS = Tags("<function=", ">", "</function>", "<parameter=", "", ">", "</parameter>", "\n")
 GLM_TAGS = Tags("", "", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
+MINIMAX_TAGS = Tags(
+    *('<invoke name="', '">', "</invoke>", '<parameter name="', "", '">', "</parameter>", ""),
+    *("<minimax:tool_call>", "</minimax:tool_call>"),
+)
 
 _STRING = frozenset({"string"})
 _SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
@@ -130,11 +139,11 @@ class XmlCallParser(CallParser):
     def _head_at(self, start: int) -> tuple[int, str | None] | None:
         """The end and the name of a head; no name if it may become one; None if it cannot."""
         held, open_end, function = self._held, len(self._held), self._tags.function
-        if held.startswith(BEGIN, start):
-            start += len(BEGIN)
+        if held.startswith(self._tags.begin, start):
+            start += len(self._tags.begin)
             while start < open_end and held[start].isspace():
                 start += 1
-        elif BEGIN.startswith(held[start:]):
+        elif self._tags.begin.startswith(held[start:]):
             return open_end, None
         elif not function:
             return None
@@ -148,9 +157,11 @@ class XmlCallParser(CallParser):
             return (open_end, None) if any(n.startswith(name) for n in self._tools) else None
         if name not in self._tools:
             return None
-        if self._tags.name_end:
-            return (end, name) if held.startswith(self._tags.name_end, end) else None
-        behind, follow = held[end:].lstrip(), (self._tags.parameter, END)
+        if name_end := self._tags.name_end:
+            if held.startswith(name_end, end):
+                return end, name
+            return (open_end, None) if name_end.startswith(held[end:]) else None
+        behind, follow = held[end:].lstrip(), (self._tags.parameter, self._tags.end)
         if behind.startswith(follow):
             return end, name
         return (open_end, None) if any(mark.startswith(behind) for mark in follow) else None
@@ -160,9 +171,9 @@ class XmlCallParser(CallParser):
         parameter, end_of_function = self._tags.parameter, self._tags.end_of_function
         while (start := self._held.find("<")) >= 0:
             self._held = self._held[start:]
-            for mark in (end_of_function, END):
+            for mark in (end_of_function, self._tags.end):
                 if mark and self._held.startswith(mark):
-                    self._held = self._held[len(mark) :] if mark != END else self._held
+                    self._held = self._held[len(mark) :] if mark != self._tags.end else self._held
                     self._state = "tail"
                     yield Arguments("}")
                     return
@@ -175,7 +186,9 @@ class XmlCallParser(CallParser):
                     return
                 if len(self._held) < _LONGEST_TAG:
                     return
-            elif any(mark.startswith(self._held) for mark in (parameter, end_of_function, END)):
+            elif any(
+                mark.startswith(self._held) for mark in (parameter, end_of_function, self._tags.end)
+            ):
                 return
             self._held = self._held[1:]
         self._held = ""
@@ -217,10 +230,10 @@ class XmlCallParser(CallParser):
     def _take_tail(self) -> Iterator[Piece]:
         """What closes a call, or where text goes on without that."""
         rest = self._held.lstrip()
-        if rest != END and END.startswith(rest):
+        if rest != self._tags.end and self._tags.end.startswith(rest):
             return  # not yet certain
-        if rest.startswith(END):
-            self._held = rest[len(END) :]
+        if rest.startswith(self._tags.end):
+            self._held = rest[len(self._tags.end) :]
         self._state, self._is_behind_call = "text", True
         yield from ()
 

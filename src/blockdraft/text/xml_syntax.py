@@ -8,7 +8,7 @@ from blockdraft.core.errors import RequestError
 from blockdraft.text.call_syntax import CallSyntax, json_rule, marked, quoted
 from blockdraft.text.json_types import Schema, resolve, schema_types, subschemas
 from blockdraft.text.tools import Tool
-from blockdraft.text.xml_calls import BEGIN, END, GLM_TAGS, QWEN_TAGS, Tags
+from blockdraft.text.xml_calls import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, Tags
 
 _DEFINITIONS = ("$defs", "definitions")
 _OF_OBJECTS = frozenset(
@@ -71,19 +71,34 @@ class XmlSyntax(CallSyntax):
         return [f"{rule}: {inner}", *(rules if parts else [])]
 
 
-_MARKS = (BEGIN, END)
 XML = XmlSyntax(
-    marks=_MARKS, begin=f"{BEGIN}\n{QWEN_TAGS.function}", end=f"\n{END}", tags=QWEN_TAGS
+    marks=(QWEN_TAGS.begin, QWEN_TAGS.end),
+    begin=f"{QWEN_TAGS.begin}\n{QWEN_TAGS.function}",
+    end=f"\n{QWEN_TAGS.end}",
+    tags=QWEN_TAGS,
 )
 """Of Qwen3-Coder."""
 GLM = XmlSyntax(
-    marks=(*_MARKS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    begin=BEGIN,
-    end=END,
+    marks=(
+        *(GLM_TAGS.begin, GLM_TAGS.end),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    begin=GLM_TAGS.begin,
+    end=GLM_TAGS.end,
     tags=GLM_TAGS,
 )
 """Of GLM-4.5 and 4.6."""
 GLM_47 = replace(GLM, gap="", between="")
+MINIMAX = XmlSyntax(
+    marks=(MINIMAX_TAGS.begin, MINIMAX_TAGS.end),
+    section=f"{MINIMAX_TAGS.begin}\n",
+    begin=MINIMAX_TAGS.function,
+    end="\n",
+    between="",
+    section_end=MINIMAX_TAGS.end,
+    tags=MINIMAX_TAGS,
+)
+"""Of MiniMax-M2."""
 
 
 def _values(tool: Tool, name: str, schema: Any, rule: str, end: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Calls as Mistral, DeepSeek, Kimi and GLM write them: found, forced, and written back."""
+"""Calls as Mistral, DeepSeek and others write them: found, forced, and written back."""
 
 import json
 import random
@@ -23,7 +23,7 @@ from blockdraft.text.tool_calls import CallStart, ToolCallParser
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
 from blockdraft.text.tools import ToolChoice, parse_tools
 from blockdraft.text.xml_calls import XmlCallParser
-from blockdraft.text.xml_syntax import GLM, GLM_47
+from blockdraft.text.xml_syntax import GLM, GLM_47, MINIMAX
 from tests.call_formats import FORMATS, SPACED_LIST, TEMPLATES, TOOLS_SHOWN, V3, V31, inner, written
 from tests.grammars import accepts
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
@@ -51,6 +51,8 @@ EXPECTED = {
     "<tool_call>wait-2\n</tool_call>",
     "glm 4.7": "<tool_call>look<arg_key>age</arg_key><arg_value>90</arg_value></tool_call>"
     "<tool_call>wait-2</tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="look">\n<parameter name="age">90</parameter>\n'
+    '</invoke>\n<invoke name="wait-2">\n</invoke>\n</minimax:tool_call>',
 }
 """Two calls, as each published template writes them."""
 
@@ -75,9 +77,9 @@ AND_SO = ', and "so"'
 
 def unclosed(syntax, call):
     """A call without what closes it and the calls behind it."""
-    is_list = isinstance(syntax, JsonSyntax) and syntax.is_object
-    close = syntax.close if is_list else ""
-    return written(replace(syntax, close=close, end="", section_end=""), call)
+    if isinstance(syntax, JsonSyntax) and not syntax.is_object:
+        syntax = replace(syntax, close="")
+    return written(replace(syntax, end="", section_end=""), call)
 
 
 every_format = pytest.mark.parametrize("syntax", FORMATS.values(), ids=FORMATS)
@@ -210,6 +212,15 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
         (GLM, "Say <tool_call>look <b>", ["Say <tool_call>look <b>"]),
         (GLM, written(GLM_47, OLD, WAITING), [OLD, WAITING]),
         (GLM, "<tool_call>\nlook\n<arg_key>age</arg_key><arg_value>90</arg_value>", None),
+        (MINIMAX, written(MINIMAX, OLD, WAITING).replace("\n", ""), [OLD, WAITING]),
+        (MINIMAX, f"So: {MINIMAX.begin}{inner(MINIMAX, OLD)}", ["So: ", OLD]),
+        (MINIMAX, f"{unclosed(MINIMAX, OLD)}, so", [OLD, ", so"]),
+        (MINIMAX, f"{MINIMAX.opening}{inner(MINIMAX, OLD)[:-9]}{MINIMAX.section_end}!", [OLD, "!"]),
+        (
+            MINIMAX,
+            written(MINIMAX, SING, OLD),
+            [f"{unclosed(MINIMAX, SING)}\n", OLD],
+        ),
         (GLM, "look\n<arg_key>age</arg_key>", ["look\n<arg_key>age</arg_key>"]),
     ],
 )
