@@ -12,6 +12,7 @@ from blockdraft.text.call_syntax import (
     MISTRAL_LIST,
     JsonSyntax,
 )
+from blockdraft.text.python_syntax import LFM2, OLMO, PythonSyntax
 from blockdraft.text.xml_syntax import GLM, GLM_47, MINIMAX
 
 SPACED_LIST = replace(MISTRAL_LIST, section="[TOOL_CALLS] [")
@@ -25,6 +26,8 @@ FORMATS: dict[str, Any] = {
     "glm": GLM,
     "glm 4.7": GLM_47,
     "minimax": MINIMAX,
+    "lfm2": LFM2,
+    "olmo": OLMO,
 }
 
 
@@ -32,6 +35,10 @@ def inner(syntax, call, index=0):
     if isinstance(syntax, JsonSyntax):
         aside = f":{index}" if syntax is KIMI else ""
         return f"{syntax.before}{call.name}{aside}{syntax.behind}{call.arguments}{syntax.close}"
+    if isinstance(syntax, PythonSyntax):
+        return replace(syntax, section="", section_end="").write(
+            [(call.name, json.loads(call.arguments))]
+        )
     gap, tags = syntax.gap, syntax.tags
     items = json.loads(call.arguments).items()
     key_end = f"{tags.key_end}{gap}" if tags.key_end else ""
@@ -116,6 +123,17 @@ M2 = (
     '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}'
     "</invoke>\n{% endfor %}</minimax:tool_call>{% endif %}{% endfor %}"
 )
+IN_PYTHON = TURNS.replace("{", "{{").replace("}", "}}") + (
+    "{{% if m.tool_calls %}}{begin}{{% for call in m.tool_calls %}}{{{{ call.function.name }}}}("
+    "{{% for k, v in call.function.arguments.items() %}}{{{{ k }}}}={{{{ v | tojson }}}}"
+    "{{{{ ', ' if not loop.last }}}}{{% endfor %}}){{{{ '{between}' if not loop.last }}}}"
+    "{{% endfor %}}{end}{{% endif %}}{{% endfor %}}"
+)
+BARE_PYTHON = (
+    TOOLS_SHOWN
+    + "{# [func_name1(params_name1=params_value1), func_name2(params)] #}"
+    + IN_PYTHON.format(begin="[", between=", ", end="]")
+)
 TEMPLATES = {
     "list": LISTED.replace("GAP", ""),
     "spaced list": LISTED.replace("GAP", " "),
@@ -126,5 +144,10 @@ TEMPLATES = {
     "glm": GLM_TURNS.replace("GAP", "\n").replace("BETWEEN", r"\n"),
     "glm 4.7": GLM_TURNS.replace("GAP", "").replace("BETWEEN", ""),
     "minimax": M2,
+    "lfm2": TOOLS_SHOWN
+    + "{# List of tools: #}"
+    + IN_PYTHON.format(begin="<|tool_call_start|>[", between=", ", end="]<|tool_call_end|>"),
+    "olmo": TOOLS_SHOWN
+    + IN_PYTHON.format(begin="<function_calls>", between=r"\n", end="</function_calls>"),
 }
 """They write calls that are sent back as the model writes them."""

@@ -14,15 +14,14 @@
 A text stands there as it is, everything else as JSON; which of the two, the function's schema says.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockdraft.text.json_types import schema_types, value_types
+from blockdraft.text.argument_values import argument_types, from_text, quoted
 from blockdraft.text.marks import num_begun
-from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece, read_json
+from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece
 from blockdraft.text.tools import Tool
 
 _LONGEST_TAG = 256
@@ -59,8 +58,6 @@ MINIMAX_TAGS = Tags(
 )
 
 _STRING = frozenset({"string"})
-_SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-"""Python's words for these are common where JSON's are meant."""
 
 
 class XmlCallParser(CallParser):
@@ -195,15 +192,12 @@ class XmlCallParser(CallParser):
 
     def _begin_parameter(self, name: str) -> Arguments:
         assert self._tool is not None
-        schema = self._tool.parameters
-        properties = schema.get("properties")
-        known = properties.get(name) if isinstance(properties, dict) else None
-        self._types = schema_types(known, schema)
+        self._types = argument_types(self._tool.parameters, name)
         self._state, self._is_begun = "parameter", False
         comma = ", " if self._num_parameters else ""
         self._num_parameters += 1
         quote = '"' if self._types == _STRING else ""
-        return Arguments(f"{comma}{_quoted(name)}: {quote}")
+        return Arguments(f"{comma}{quoted(name)}: {quote}")
 
     def _take_parameter(self) -> Iterator[Piece]:
         """A value up to its end; a text is handed out while it is written."""
@@ -219,13 +213,13 @@ class XmlCallParser(CallParser):
             value = self._held[:end].removesuffix(margin)
             self._held = self._held[end + len(end_mark) :]
             self._state = "function"
-            yield Arguments(f'{_quoted(value)[1:-1]}"' if is_text else _as_json(value, self._types))
+            yield Arguments(f'{quoted(value)[1:-1]}"' if is_text else from_text(value, self._types))
         elif is_text:
             # The newline before the end is no part of the value.
             length = len(self._held) - num_begun(self._held, f"{margin}{end_mark}", end_mark)
             value, self._held = self._held[:length], self._held[length:]
             if value:
-                yield Arguments(_quoted(value)[1:-1])
+                yield Arguments(quoted(value)[1:-1])
 
     def _take_tail(self) -> Iterator[Piece]:
         """What closes a call, or where text goes on without that."""
@@ -236,20 +230,3 @@ class XmlCallParser(CallParser):
             self._held = rest[len(self._tags.end) :]
         self._state, self._is_behind_call = "text", True
         yield from ()
-
-
-def _as_json(text: str, types: frozenset[str]) -> str:
-    """A value as JSON: what it is written as, if the schema allows that, or else a string."""
-    bare = text.strip()
-    word = _SPELLINGS.get(bare.lower())
-    if word is not None and (word == bare or types & value_types(json.loads(word))):
-        bare = word
-    try:
-        found = value_types(read_json(bare))
-    except (ValueError, RecursionError):
-        return _quoted(text)
-    return _quoted(text) if "string" in types and not found & types else bare
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

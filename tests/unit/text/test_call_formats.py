@@ -18,6 +18,8 @@ from blockdraft.text.call_syntax import (
     calls_grammar,
 )
 from blockdraft.text.grammar import Grammars
+from blockdraft.text.python_calls import PythonCallParser
+from blockdraft.text.python_syntax import LFM2, OLMO, PythonSyntax
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import CallStart, ToolCallParser
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
@@ -51,6 +53,8 @@ EXPECTED = {
     "<tool_call>wait-2\n</tool_call>",
     "glm 4.7": "<tool_call>look<arg_key>age</arg_key><arg_value>90</arg_value></tool_call>"
     "<tool_call>wait-2</tool_call>",
+    "lfm2": "<|tool_call_start|>[look(age=90), wait-2()]<|tool_call_end|>",
+    "olmo": "<function_calls>look(age=90)\nwait-2()</function_calls>",
     "minimax": '<minimax:tool_call>\n<invoke name="look">\n<parameter name="age">90</parameter>\n'
     '</invoke>\n<invoke name="wait-2">\n</invoke>\n</minimax:tool_call>',
 }
@@ -60,7 +64,10 @@ EXPECTED = {
 def parser_of(syntax):
     if isinstance(syntax, JsonSyntax):
         return ToolCallParser(syntax, NAMES)
-    return XmlCallParser(parse_tools([function(parameters=AGE), WAIT]), syntax.tags)
+    tools = parse_tools([function(parameters=AGE), WAIT])
+    if isinstance(syntax, PythonSyntax):
+        return PythonCallParser(tools, syntax)
+    return XmlCallParser(tools, syntax.tags)
 
 
 def parsed(syntax, *texts, is_cut=False):
@@ -221,6 +228,19 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
             written(MINIMAX, SING, OLD),
             [f"{unclosed(MINIMAX, SING)}\n", OLD],
         ),
+        (LFM2, "<|tool_call_start|> [ look ( age = 90 , ) , wait-2( ) ] !", [OLD, WAITING, " !"]),
+        (LFM2, f"{LFM2.marks[0]}look(age=90){LFM2.marks[1]}so", [OLD, "so"]),
+        (LFM2, f"{LFM2.marks[0]}[look(age=90) so", [OLD, " so"]),
+        (LFM2, f"{LFM2.marks[0]}[look(90)] so", [f"{LFM2.marks[0]}[look(90)] so"]),
+        (LFM2, written(LFM2, SING, OLD), [f"{LFM2.section}sing()", OLD]),
+        (LFM2, written(LFM2, OLD, SING, YOUNG), [OLD, ", sing()", YOUNG]),
+        (OLMO, "<function_calls>\nlook(age=90)\n\nwait-2()\n</function_calls>\n", [OLD, WAITING]),
+        (
+            OLMO,
+            "<function_calls>look(age=90)\nlookout</function_calls>",
+            [OLD, "\nlookout</function_calls>"],
+        ),
+        (OLMO, "Say <function_calls> or look(age=90)", ["Say <function_calls> or look(age=90)"]),
         (GLM, "look\n<arg_key>age</arg_key>", ["look\n<arg_key>age</arg_key>"]),
     ],
 )
@@ -332,6 +352,9 @@ def test_a_call_whose_mark_is_spelled_is_watched_too(syntax, kind):
         (MISTRAL_LIST, '[TOOL_CALLS] [{"name": "look", "arguments": {"age": "x"}}]'),
         *((one, written(replace(one, section="", section_end=""), NONE)) for one in SECTIONED),
         (GLM, "<tool_call>\nlook<arg_key>age</arg_key><arg_value>x</arg_value></tool_call>"),
+        (MINIMAX, written(MINIMAX, NONE).replace("\n", "")),
+        (LFM2, '<|tool_call_start|>look(age="x")<|tool_call_end|>'),
+        (OLMO, '<function_calls>\nlook(age="x")\n</function_calls>'),
     ],
 )
 def test_no_other_spelling_of_a_call_evades_its_schema(syntax, text):
