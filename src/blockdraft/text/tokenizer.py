@@ -35,7 +35,7 @@ TEMPLATE_ERRORS = (
 )
 """A template computes with what it is given, and so may fail in any way."""
 
-_OTHER_THINKING = "message.thinking"
+_OTHER_THINKING, _CHANNEL = "message.thinking", "<|channel|>"
 _TAIL = 16
 """Tokens at the end of a prompt in which the mark of a thinking section is looked for."""
 OPTIONAL_KEYS = frozenset({"reasoning_content"})
@@ -261,15 +261,16 @@ class Tokenizer:
         return ids
 
     def _as_template_has_it(self, message: Message) -> dict[str, Any]:
-        """A message for a template that calls thinking otherwise (gpt-oss).
+        """A message for a template that calls thinking otherwise (gpt-oss, LFM2.5).
 
-        It takes none beside the text of a turn that makes calls, and shows such text as thinking.
+        That of gpt-oss takes none beside the text of a turn that makes calls, and shows such text
+        as thinking.
         """
         found = dict(message)
         if _OTHER_THINKING not in self.chat_template or "reasoning_content" not in found:
             return found
         found["thinking"] = found.pop("reasoning_content")
-        if found.get("tool_calls") and found["content"]:
+        if _CHANNEL in self.chat_template and found.get("tool_calls") and found["content"]:
             found["thinking"] += "\n\n" + found["content"]
             found["content"] = ""
         return found

@@ -390,6 +390,11 @@ def test_calls_that_are_sent_back_are_in_the_prompt_as_the_model_writes_them():
     prompt = older.decode_all(encode_tool_chat(older, CONVERSATION, TOOLS))
     assert prompt.startswith("List of tools: ")
     assert prompt.endswith(f"[assistant]So:{text}[tool]old")
+    thought = [CONVERSATION[0], {**CONVERSATION[1], "reasoning_content": "hm"}]
+    shown = templated(TEMPLATES["lfm2"].replace("]{{ m.content", "]{{ m.thinking }}|{{ m.content"))
+    shown._tokenizer.chat_template += "{# message.thinking #}"
+    prompt = shown.decode_all(encode_tool_chat(shown, thought, TOOLS))
+    assert "[assistant]hm|So:<|tool_call_start|>[look(" in prompt
     bare = templated(BARE_PYTHON)
     prompt = bare.decode_all(encode_tool_chat(bare, CONVERSATION, TOOLS))
     assert prompt.endswith('[assistant]So:[look(name="it\'s \\"so\\"", on=true)][tool]old')
