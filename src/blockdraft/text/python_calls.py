@@ -1,6 +1,8 @@
-"""Tool calls as Python has them, as Llama 4, OLMo 3 and LFM2 write them.
+"""Tool calls as Python has them, as LFM2, OLMo 3 and some Llama models write them.
 
-[look(name="abc", age=3), wait()]      between marks, or at the start of the answer
+    [look(name="abc", age=3), wait()]
+
+They stand between marks, or at the start of the answer.
 """
 
 import re

@@ -202,7 +202,7 @@ FRAGMENTS = [
 def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax, is_cut):
     draw, num_with_calls, num_whole = random.Random(0), 0, 0
     marks = [syntax.section, syntax.section_end, *syntax.marks]
-    for _ in range(3000):
+    for _ in range(1500):
         begin = draw.choice(
             ["", *(syntax.section + one for one in ("", "look(age=", "sing(", CALL))]
         )
@@ -218,7 +218,7 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax, is_cut)
             assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
         if not calls and not is_cut:
             assert "".join(whole) == text
-    assert num_with_calls > 800
+    assert num_with_calls > 600
     assert num_whole > 100
 
 
