@@ -1,4 +1,4 @@
-"""Calls as Mistral, DeepSeek, Kimi and GLM write them, and templates like the published ones."""
+"""Calls as Mistral, DeepSeek and others write them, and templates like the published ones."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,8 @@ from blockdraft.text.call_syntax import (
     MISTRAL_LIST,
     JsonSyntax,
 )
-from blockdraft.text.xml_syntax import GLM, GLM_47
+from blockdraft.text.python_syntax import LFM2, OLMO, PythonSyntax
+from blockdraft.text.xml_syntax import GLM, GLM_47, MINIMAX
 
 SPACED_LIST = replace(MISTRAL_LIST, section="[TOOL_CALLS] [")
 FORMATS: dict[str, Any] = {
@@ -24,6 +25,9 @@ FORMATS: dict[str, Any] = {
     "kimi": KIMI,
     "glm": GLM,
     "glm 4.7": GLM_47,
+    "minimax": MINIMAX,
+    "lfm2": LFM2,
+    "olmo": OLMO,
 }
 
 
@@ -31,14 +35,19 @@ def inner(syntax, call, index=0):
     if isinstance(syntax, JsonSyntax):
         aside = f":{index}" if syntax is KIMI else ""
         return f"{syntax.before}{call.name}{aside}{syntax.behind}{call.arguments}{syntax.close}"
-    gap = syntax.gap
+    if isinstance(syntax, PythonSyntax):
+        return replace(syntax, section="", section_end="").write(
+            [(call.name, json.loads(call.arguments))]
+        )
+    gap, tags = syntax.gap, syntax.tags
     items = json.loads(call.arguments).items()
+    key_end = f"{tags.key_end}{gap}" if tags.key_end else ""
     found = (
-        f"<arg_key>{key}</arg_key>{gap}<arg_value>"
-        f"{value if isinstance(value, str) else json.dumps(value)}</arg_value>{gap}"
+        f"{tags.parameter}{key}{key_end}{tags.value}"
+        f"{value if isinstance(value, str) else json.dumps(value)}{tags.end_of_parameter}{gap}"
         for key, value in items
     )
-    return f"{call.name}{gap}{''.join(found)}"
+    return f"{call.name}{tags.name_end}{gap}{''.join(found)}{tags.end_of_function}"
 
 
 def written(syntax, *calls):
@@ -107,6 +116,24 @@ GLM_TURNS = (
     "<arg_value>{{ v if v is string else v | tojson }}</arg_value>GAP{% endfor %}</tool_call>"
     "{{ 'BETWEEN' if not loop.last }}{% endfor %}{% endfor %}"
 )
+M2 = (
+    TOOLS_SHOWN + TURNS + "{% if m.tool_calls %}<minimax:tool_call>\n{% for call in m.tool_calls %}"
+    '<invoke name="{{ call.function.name }}">\n'
+    "{% for k, v in call.function.arguments.items() %}"
+    '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}'
+    "</invoke>\n{% endfor %}</minimax:tool_call>{% endif %}{% endfor %}"
+)
+IN_PYTHON = TURNS.replace("{", "{{").replace("}", "}}") + (
+    "{{% if m.tool_calls %}}{begin}{{% for call in m.tool_calls %}}{{{{ call.function.name }}}}("
+    "{{% for k, v in call.function.arguments.items() %}}{{{{ k }}}}={{{{ v | tojson }}}}"
+    "{{{{ ', ' if not loop.last }}}}{{% endfor %}}){{{{ '{between}' if not loop.last }}}}"
+    "{{% endfor %}}{end}{{% endif %}}{{% endfor %}}"
+)
+BARE_PYTHON = (
+    TOOLS_SHOWN
+    + "{# [func_name1(params_name1=params_value1), func_name2(params)] #}"
+    + IN_PYTHON.format(begin="[", between=", ", end="]")
+)
 TEMPLATES = {
     "list": LISTED.replace("GAP", ""),
     "spaced list": LISTED.replace("GAP", " "),
@@ -116,5 +143,11 @@ TEMPLATES = {
     "kimi": K2,
     "glm": GLM_TURNS.replace("GAP", "\n").replace("BETWEEN", r"\n"),
     "glm 4.7": GLM_TURNS.replace("GAP", "").replace("BETWEEN", ""),
+    "minimax": M2,
+    "lfm2": TOOLS_SHOWN
+    + "{# List of tools: #}"
+    + IN_PYTHON.format(begin="<|tool_call_start|>[", between=", ", end="]<|tool_call_end|>"),
+    "olmo": TOOLS_SHOWN
+    + IN_PYTHON.format(begin="<function_calls>", between=r"\n", end="</function_calls>"),
 }
 """They write calls that are sent back as the model writes them."""

@@ -212,8 +212,8 @@ LogitBias = Annotated[
 ThinkingTokenBudget = Annotated[
     int | None,
     typer.Option(
-        help="Maximum number of thinking tokens, for models that think between <think> and "
-        "</think>."
+        help="Maximum number of thinking tokens, for models that think between marks such as "
+        "<think> and </think>."
     ),
 ]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")]

@@ -29,7 +29,7 @@ class SamplingParams:
     `prediction` is what the output is expected to be, in whole or in part, as text or token ids: it
     is drafted from, and changes no output.
     `thinking_token_budget` is the most tokens of thinking: the mark that ends the section follows
-    then. It needs a model that thinks between `<think>` and `</think>`.
+    then. It needs a model that thinks between marks such as `<think>` and `</think>`.
     `prompt_logprobs` asks for the same of the prompt's tokens, which are then all computed.
 
     With a `grammar` the answer belongs to it as a whole, unless `max_tokens`, a stop string or a

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
+Tags = tuple[str, str]
+"""The texts of the marks around a section of thinking."""
+THINK: Tags = ("<think>", "</think>")
+ALL_TAGS: tuple[Tags, ...] = (THINK, ("[THINK]", "[/THINK]"))
+"""Of nearly all models, and of Mistral's (Magistral)."""
 _MAX_BEFORE = 2
 """Tokens, such as white space, that may stand before the mark at the start of an answer."""
 

@@ -86,7 +86,7 @@ class Samples:
         if marks is None:
             raise RequestError(
                 f"thinking_token_budget is {budget}, and the target's chat template knows no "
-                "thinking between <think> and </think>; leave it out",
+                "section of thinking between marks; leave it out",
                 param="thinking_token_budget",
             )
         return ThinkingLimit(marks, budget, begun=self.tokenizer.begins_thinking(prompt_ids))

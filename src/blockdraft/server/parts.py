@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
+from blockdraft.core.thinking import THINK, Tags
 from blockdraft.server.calls import Call, CallFinder
 from blockdraft.text.reasoning import Part, ReasoningSplitter
 
@@ -45,16 +46,24 @@ def join_parts(parts: list[AnswerPart], more: Iterable[AnswerPart]) -> None:
 
 
 class MarkedParser:
-    """Thinking between `<think>` and `</think>`, then text with calls in it.
+    """Thinking between marks, then text with calls in it.
 
     Args:
         thinks: the section has begun in the prompt; None if the model knows no thinking.
         finder: finds the calls, if there are tools.
+        tags: the marks around thinking.
     """
 
-    def __init__(self, thinks: bool | None = None, finder: CallFinder | None = None) -> None:
-        call = None if finder is None else finder.begin
-        self._splitter = None if thinks is None else ReasoningSplitter(begun=thinks, call=call)
+    def __init__(
+        self,
+        thinks: bool | None = None,
+        finder: CallFinder | None = None,
+        tags: Tags = THINK,
+    ) -> None:
+        calls = () if finder is None else finder.begins
+        self._splitter = (
+            None if thinks is None else ReasoningSplitter(begun=thinks, calls=calls, tags=tags)
+        )
         self._finder = finder
 
     @property

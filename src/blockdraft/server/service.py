@@ -198,10 +198,10 @@ class Service:
             return None, None
         # A text has no channels.
         is_harmony = bool(self._marks) and isinstance(request, ChatRequest)
-        special = self.tokenizer.thinking_ids
+        tags, special = self.tokenizer.thinking_tags, self.tokenizer.thinking_ids
         shape = await self.preparing.shape(
             lambda: read_shape(
-                request, toolbox, thinks=thinks, is_harmony=is_harmony, special=special
+                request, toolbox, thinks=thinks, tags=tags, is_harmony=is_harmony, special=special
             ),
             caller.client,
         )
@@ -316,7 +316,7 @@ class Service:
         if self._marks:
             return HarmonyParser(toolbox, self.tokenizer.eos_ids)
         finder = None if toolbox is None else CallFinder(toolbox, self.tokenizer.eos_ids)
-        return MarkedParser(thinks, finder)
+        return MarkedParser(thinks, finder, self.tokenizer.thinking_tags)
 
 
 def _num_prompts(prompt: str | list[str] | Ids | list[Ids]) -> int:

@@ -1,13 +1,14 @@
 """What an answer must look like: formats and tools become a grammar. No torch."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
-from blockdraft.core.thinking import END_OF_THINKING, START_OF_THINKING
+from blockdraft.core.thinking import THINK, Tags
 from blockdraft.server.errors import blaming
 from blockdraft.server.protocol import (
     ResponseFormat,
@@ -15,7 +16,7 @@ from blockdraft.server.protocol import (
     StructuredOutputs,
     ToolFields,
 )
-from blockdraft.text.call_syntax import TAGGED, calls_grammar, is_watched
+from blockdraft.text.call_syntax import TAGGED, calls_grammar, is_watched, marked
 from blockdraft.text.harmony_grammar import FREE_TEXT, harmony_grammar
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import AnySyntax, native_syntax
@@ -51,13 +52,13 @@ class Toolbox:
         return self.choice.among(self.tools)
 
     @property
-    def begin(self) -> tuple[str, str] | None:
-        """The mark at the begin of a call, and what follows it; None where there is no mark."""
+    def begins(self) -> tuple[tuple[str, str], ...]:
+        """The marks with which a call may begin, each with what follows it."""
         syntax = self.syntax
-        if not syntax.openers:
-            return None
-        mark = syntax.openers[0]
-        return mark, (syntax.opening.removeprefix(mark) + syntax.before[:1]).strip()
+        return tuple(
+            (mark, (syntax.opening.partition(mark)[2] + syntax.before[:1]).strip())
+            for mark in dict.fromkeys((*syntax.openers, *syntax.watched))
+        )
 
     def grammar(self) -> Grammar | None:
         """See calls_grammar."""
@@ -109,8 +110,9 @@ def read_shape(
     toolbox: Toolbox | None,
     *,
     thinks: bool | None = None,
+    tags: Tags = THINK,
     is_harmony: bool = False,
-    special: Collection[str] = (),
+    special: Mapping[str, int] = MappingProxyType({}),
 ) -> Shape | None:
     """What the answer must look like; None if it is free.
 
@@ -118,8 +120,9 @@ def read_shape(
 
     Args:
         thinks: a section of thinking has begun in the prompt; None if the model knows none.
+        tags: the marks around thinking.
         is_harmony: the model answers in the format of text/harmony.py.
-        special: the marks of thinking that a grammar must name as tokens.
+        special: those of them that a grammar must name as tokens, see Tokenizer.mark_ids.
 
     Raises:
         RequestError: a shape is malformed, or there are several.
@@ -131,7 +134,7 @@ def read_shape(
         shape = _with_calls(shape, toolbox)
     if shape is None or thinks is None:
         return shape
-    return replace(shape, grammar=_behind_thinking(shape.grammar, special, begun=thinks))
+    return replace(shape, grammar=_behind_thinking(shape.grammar, tags, special, begun=thinks))
 
 
 def _with_calls(shape: Shape | None, toolbox: Toolbox) -> Shape | None:
@@ -222,18 +225,21 @@ def _shape_of(kind: str, value: Any, param: str) -> Iterator[Shape]:
         yield Shape(_MAKERS[kind](value), param)
 
 
-def _behind_thinking(grammar: Grammar, special: Collection[str], *, begun: bool) -> Grammar:
+def _behind_thinking(
+    grammar: Grammar, tags: Tags, special: Mapping[str, int], *, begun: bool
+) -> Grammar:
     """Let a section of thinking stand before the answer; it ends at its first end mark.
 
     Where the prompt has not begun it, the model may leave it out.
     """
-    start, end = START_OF_THINKING, END_OF_THINKING
-    mark = "" if begun or start in special else re.escape(start)
+    start, end = tags
+    begin = marked(start, special) if start in special and not begun else ""
+    spelled = "" if start in special or begun else re.escape(start)
     rules = [
         "start: thinking GAP? @answer" if begun else "start: (thinking GAP?)? @answer",
-        f"thinking: {start} thoughts" if start in special and not begun else "thinking: thoughts",
-        f"thoughts: THOUGHTS {end}" if end in special else f'thoughts[lazy]: THOUGHTS "{end}"',
-        rf"THOUGHTS: /{mark}(.|\n)*/",
+        f"thinking: {begin} thoughts",
+        f"thoughts{'' if end in special else '[lazy]'}: THOUGHTS {marked(end, special)}",
+        rf"THOUGHTS: /{spelled}(.|\n)*/",
         r"GAP: /\n{1,2}/",
     ]
     return Grammar.lark("\n".join(rules), answer=grammar)

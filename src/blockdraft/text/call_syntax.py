@@ -188,7 +188,7 @@ def calls_grammar(
         RequestError: a call that has no begin cannot be watched for.
     """
     special = special or {}
-    several = parallel and choice.name is None and bool(syntax.marks)
+    several = parallel and choice.name is None and bool(syntax.openers or syntax.section)
     callable_tools = choice.among(tools)
 
     def lark(*rules: str) -> Grammar:

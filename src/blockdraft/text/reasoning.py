@@ -1,8 +1,9 @@
 """The thinking section of an answer, parted from the answer while both stream. No torch."""
 
+from collections.abc import Sequence
 from typing import Literal
 
-from blockdraft.core.thinking import END_OF_THINKING, START_OF_THINKING
+from blockdraft.core.thinking import THINK, Tags
 from blockdraft.text.marks import num_begun
 
 Kind = Literal["reasoning", "content"]
@@ -12,19 +13,23 @@ Part = tuple[Kind, str]
 class ReasoningSplitter:
     """Parts text into reasoning and content; the parts do not depend on how the text is cut.
 
-    A section begins with `<think>` at the very start of the answer, or has begun in the prompt;
+    A section begins with its mark at the very start of the answer, or has begun in the prompt;
     some models write the mark then too. White space around its marks belongs to neither part.
 
     Args:
         begun: the prompt ends inside the section.
-        call: a mark, and what follows it behind white space, where a model begins a call. Some
-            (Qwen3.5) call without an end of their thinking: it ends there if no end mark follows,
-            so what stands behind is held back.
+        calls: marks, each with what follows it behind white space, where a model begins a call.
+            Some (Qwen3.5) call without an end of their thinking: it ends there if no end mark
+            follows, so what stands behind is held back.
+        tags: the marks around the section.
     """
 
-    def __init__(self, *, begun: bool, call: tuple[str, str] | None = None) -> None:
-        self._begun, self._call = begun, call
-        self._marks = (END_OF_THINKING, *(call[:1] if call else ()))
+    def __init__(
+        self, *, begun: bool, calls: Sequence[tuple[str, str]] = (), tags: Tags = THINK
+    ) -> None:
+        self._begun, self._calls = begun, calls
+        self._start, self._end = tags
+        self._marks = (self._end, *(mark for mark, _ in calls))
         self._state: Literal["start", "section", "content"] = "start"
         self._held = ""
         self._is_trimming = True
@@ -54,10 +59,10 @@ class ReasoningSplitter:
     def _begin(self) -> bool:
         """Find out whether there is a section; False if that is open yet."""
         text = self._held.lstrip()
-        if len(text) < len(START_OF_THINKING) and START_OF_THINKING.startswith(text):
+        if len(text) < len(self._start) and self._start.startswith(text):
             return False
-        if text.startswith(START_OF_THINKING):
-            self._state, self._held = "section", text[len(START_OF_THINKING) :]
+        if text.startswith(self._start):
+            self._state, self._held = "section", text[len(self._start) :]
         else:
             self._go_on_unmarked()
         return True
@@ -69,13 +74,13 @@ class ReasoningSplitter:
             self._state, self._is_trimming = "content", False
 
     def _split_section(self) -> list[Part]:
-        end = self._held.find(END_OF_THINKING)
+        end = self._held.find(self._end)
         if end < 0:
             call = self._find_call(or_begun=True)
             held = self._held if call is None else self._held[:call]
             return self._take("reasoning", len(held) - self._num_uncertain(held))
         parts = self._take("reasoning", len(self._held[:end].rstrip()))
-        self._held = self._held.lstrip()[len(END_OF_THINKING) :]
+        self._held = self._held.lstrip()[len(self._end) :]
         self._state, self._is_trimming = "content", True
         return parts
 
@@ -90,9 +95,10 @@ class ReasoningSplitter:
 
     def _find_call(self, *, or_begun: bool = False) -> int | None:
         """Where in what is held a call begins, or may begin where the text ends."""
-        if self._call is None:
-            return None
-        mark, opener = self._call
+        found = (self._find(*call, or_begun=or_begun) for call in self._calls)
+        return min((start for start in found if start is not None), default=None)
+
+    def _find(self, mark: str, opener: str, *, or_begun: bool) -> int | None:
         start = self._held.find(mark)
         while start >= 0:
             behind = self._held[start + len(mark) :].lstrip()

@@ -24,7 +24,9 @@ def as_sent_back(
         channels = HarmonySplitter(())
         pieces = [*channels.push(tokenizer.decode_all(answer_ids)), *channels.close()]
     elif tokenizer.thinks:
-        sections = ReasoningSplitter(begun=tokenizer.begins_thinking(asked_ids))
+        sections = ReasoningSplitter(
+            begun=tokenizer.begins_thinking(asked_ids), tags=tokenizer.thinking_tags
+        )
         if shown_ids := tokenizer.without_text(tokenizer.thinking_ids.values()):
             # Marks that are special tokens have no text unless they are asked for.
             decoder = StreamDecoder(tokenizer, shown_ids=shown_ids)

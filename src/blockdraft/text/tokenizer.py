@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ContextTooLong, ModelError, RequestError, reason_of
-from blockdraft.core.thinking import END_OF_THINKING, START_OF_THINKING, ThinkingMarks
+from blockdraft.core.thinking import ALL_TAGS, THINK, Tags, ThinkingMarks
 from blockdraft.hub.model_config import load_config
 from blockdraft.text.least_tokens import LeastTokens
 from blockdraft.text.vocabulary import Vocabulary
@@ -35,7 +35,7 @@ TEMPLATE_ERRORS = (
 )
 """A template computes with what it is given, and so may fail in any way."""
 
-_OTHER_THINKING = "message.thinking"
+_OTHER_THINKING, _CHANNEL = "message.thinking", "<|channel|>"
 _TAIL = 16
 """Tokens at the end of a prompt in which the mark of a thinking section is looked for."""
 OPTIONAL_KEYS = frozenset({"reasoning_content"})
@@ -161,14 +161,19 @@ class Tokenizer:
     @property
     def thinks(self) -> bool:
         """True if the chat template knows a section of thinking at the start of an answer."""
-        return END_OF_THINKING in self.chat_template
+        return any(end in self.chat_template for _, end in ALL_TAGS)
+
+    @property
+    def thinking_tags(self) -> Tags:
+        """The marks that the chat template writes around a section of thinking."""
+        return next((tags for tags in ALL_TAGS if tags[1] in self.chat_template), THINK)
 
     @cached_property
     def thinking_marks(self) -> ThinkingMarks | None:
         """The tokens around a section of thinking; None if the chat template knows none."""
         if not self.thinks:
             return None
-        start, end = map(self.encode_continuation, (START_OF_THINKING, END_OF_THINKING))
+        start, end = map(self.encode_continuation, self.thinking_tags)
         return ThinkingMarks(tuple(start), tuple(end))
 
     def mark_ids(self, marks: Iterable[str]) -> dict[str, int]:
@@ -192,11 +197,11 @@ class Tokenizer:
     @cached_property
     def thinking_ids(self) -> dict[str, int]:
         """The marks around a section of thinking, as in `mark_ids`."""
-        return self.mark_ids((START_OF_THINKING, END_OF_THINKING)) if self.thinks else {}
+        return self.mark_ids(self.thinking_tags) if self.thinks else {}
 
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """True if a prompt ends where a section of thinking begins."""
-        return self.decode_all(prompt_ids[-_TAIL:]).rstrip().endswith(START_OF_THINKING)
+        return self.decode_all(prompt_ids[-_TAIL:]).rstrip().endswith(self.thinking_tags[0])
 
     def encode_chat(
         self,
@@ -256,15 +261,16 @@ class Tokenizer:
         return ids
 
     def _as_template_has_it(self, message: Message) -> dict[str, Any]:
-        """A message for a template that calls thinking otherwise (gpt-oss).
+        """A message for a template that calls thinking otherwise (gpt-oss, LFM2.5).
 
-        It takes none beside the text of a turn that makes calls, and shows such text as thinking.
+        That of gpt-oss takes none beside the text of a turn that makes calls, and shows such text
+        as thinking.
         """
         found = dict(message)
         if _OTHER_THINKING not in self.chat_template or "reasoning_content" not in found:
             return found
         found["thinking"] = found.pop("reasoning_content")
-        if found.get("tool_calls") and found["content"]:
+        if _CHANNEL in self.chat_template and found.get("tool_calls") and found["content"]:
             found["thinking"] += "\n\n" + found["content"]
             found["content"] = ""
         return found

@@ -2,11 +2,11 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from json import JSONDecoder
-from typing import Any, Literal
+from typing import Any
 
 from blockdraft.text.call_syntax import JsonSyntax
 from blockdraft.text.marks import num_begun
@@ -80,53 +80,22 @@ class CallParser(ABC):
         """
 
 
-_GAP = r"[ \t\n\r]*+"
-_HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
-_SPACE = " \t\n\r"
-_MORE_MEMBERS = re.compile(rf'{_GAP},{_GAP}("|$)')
-_OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + _SPACE)
-"""Letters of JSON that stand outside its strings, beside braces and quotes."""
+class OpenerCallParser(CallParser):
+    """Splits text where a mark may begin a call, and what follows it tells whether it does.
 
-
-class ToolCallParser(CallParser):
-    """Splits the text of one answer into text and calls, whose arguments are JSON.
-
-    A call is one from where its arguments begin, if it names a known function; what was handed out
-    of it by then cannot be taken back. So the arguments of a call may be no JSON, or lack their
-    end. A call that is an object with its members in another order than the model was told comes
-    when it is complete. Anything else stays text, word for word, and is handed out as soon as it
-    cannot become a call. White space between calls is dropped. Without a begin, a call is at the
-    start of the answer: then what begins with a brace is held back until it cannot be one. An
-    answer that was cut in the middle of what leads up to a call's arguments ends before it.
+    A subclass has steps for the states `head`, which holds what begins with such an opener,
+    `arguments`, and `tail`, where the marks of a call are left out. Without openers a call is at
+    the start of the answer. White space between calls is dropped.
     """
 
-    def __init__(self, syntax: JsonSyntax, names: Collection[str]) -> None:
+    def __init__(self, openers: Sequence[str]) -> None:
         super().__init__()
-        self._openers, self._end = syntax.openers, syntax.end.strip()
-        self._is_object = syntax.is_object
-        self._is_list = syntax.is_object and bool(syntax.section)
-        closers = ("" if syntax.is_object else syntax.close, syntax.end, syntax.section_end)
-        self._closers = [closer.strip() for closer in closers if closer]
-        self._key = syntax.arguments_key if syntax.is_object else ""
-        self._head, self._half_head = _head_patterns(syntax)
-        self._names = frozenset(names)
+        self._openers = openers
+        self._state: str = "text" if openers else "head"
         self._opener = ""
         """What a call begins with at the start of what is held."""
-        self._state: Literal["text", "head", "arguments", "tail"] = (
-            "text" if self._openers else "head"
-        )
-        self._steps = {
-            "text": self._take_text,
-            "head": self._take_head,
-            "arguments": self._take_arguments,
-            "tail": self._take_tail,
-        }
         self._gap = ""
         """White space between the last call and a begin, which is text if that begins none."""
-        self._object = _JsonObject()
-        """What stands behind a begin, or the arguments of the call that goes on."""
-        self._num_read = 0
-        """Characters behind the begin that the object has taken."""
 
     def close(self, *, is_cut: bool = False) -> list[Piece]:
         """See CallParser.close."""
@@ -134,8 +103,6 @@ class ToolCallParser(CallParser):
             self.are_whole = False
         if self._state in ("arguments", "tail"):
             return []
-        if not self._openers and self._state == "head" and (call := self._parse(self._held)):
-            return call
         text = self._without_half_call() if is_cut else self._gap + self._held
         if self._is_behind_call and not text.strip():
             return []
@@ -146,8 +113,11 @@ class ToolCallParser(CallParser):
             num_held = num_begun(self._held, *self._openers)
             # A single letter is too little to tell.
             return self._held[:-num_held] if num_held > 1 else self._held
-        is_half = self._openers or _HALF_BARE_CALL.match(self._held)
-        return "" if is_half else self._held
+        return "" if self._openers or self._is_half_bare_call() else self._held
+
+    @abstractmethod
+    def _is_half_bare_call(self) -> bool:
+        """True if what is held, at the start of an answer, leads up to a call without a mark."""
 
     def _take_text(self) -> list[Piece]:
         """Text before the next begin, or as much of it as cannot become one."""
@@ -167,13 +137,87 @@ class ToolCallParser(CallParser):
         return [text]
 
     def _begin_head(self, opener: str) -> None:
-        self._opener = opener
-        self._state, self._object, self._num_read = "head", _JsonObject(), 0
+        self._opener, self._state = opener, "head"
+
+    def _take_as_text(self, length: int) -> list[Piece]:
+        """Go on behind a begin that began no call; calls may follow."""
+        text, self._held = self._gap + self._held[:length], self._held[length:]
+        self._state, self._is_behind_call, self._gap = "text", False, ""
+        return [text]
+
+    def _take_closers(self, rest: str, closers: Sequence[str]) -> list[Piece]:
+        """Leave out what closes a call at the start of the rest of what is held; text follows."""
+        if not rest:
+            return []  # not yet certain
+        for closer in closers:
+            behind = rest.lstrip(f"{SPACE},")
+            if behind != closer and closer.startswith(behind):
+                return []  # not yet certain
+            rest = behind.removeprefix(closer) if behind.startswith(closer) else rest
+        self._held = rest
+        self._state, self._is_behind_call = "text", True
+        return []
+
+
+GAP = r"[ \t\n\r]*+"
+SPACE = " \t\n\r"
+_HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
+_MORE_MEMBERS = re.compile(rf'{GAP},{GAP}("|$)')
+_OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + SPACE)
+"""Letters of JSON that stand outside its strings, beside braces and quotes."""
+
+
+class ToolCallParser(OpenerCallParser):
+    """Splits the text of one answer into text and calls, whose arguments are JSON.
+
+    A call is one from where its arguments begin, if it names a known function; what was handed out
+    of it by then cannot be taken back. So the arguments of a call may be no JSON, or lack their
+    end. A call that is an object with its members in another order than the model was told comes
+    when it is complete. Anything else stays text, word for word, and is handed out as soon as it
+    cannot become a call. White space between calls is dropped. Without a begin, a call is at the
+    start of the answer: then what begins with a brace is held back until it cannot be one. An
+    answer that was cut in the middle of what leads up to a call's arguments ends before it.
+    """
+
+    def __init__(self, syntax: JsonSyntax, names: Collection[str]) -> None:
+        super().__init__(syntax.openers)
+        self._end = syntax.end.strip()
+        self._is_object = syntax.is_object
+        self._is_list = syntax.is_object and bool(syntax.section)
+        closers = ("" if syntax.is_object else syntax.close, syntax.end, syntax.section_end)
+        self._closers = [closer.strip() for closer in closers if closer]
+        self._key = syntax.arguments_key if syntax.is_object else ""
+        self._head, self._half_head = _head_patterns(syntax)
+        self._names = frozenset(names)
+        self._steps = {
+            "text": self._take_text,
+            "head": self._take_head,
+            "between": self._take_between,
+            "arguments": self._take_arguments,
+            "tail": self._take_tail,
+        }
+        self._object = _JsonObject()
+        """What stands behind a begin, or the arguments of the call that goes on."""
+        self._num_read = 0
+        """Characters behind the begin that the object has taken."""
+
+    def close(self, *, is_cut: bool = False) -> list[Piece]:
+        """See CallParser.close."""
+        if not self._openers and self._state == "head" and (call := self._parse(self._held)):
+            return call
+        return super().close(is_cut=is_cut)
+
+    def _is_half_bare_call(self) -> bool:
+        return _HALF_BARE_CALL.match(self._held) is not None
+
+    def _begin_head(self, opener: str) -> None:
+        super()._begin_head(opener)
+        self._object, self._num_read = _JsonObject(), 0
 
     def _take_head(self) -> list[Piece]:
         """What leads up to the arguments, or a whole call if it is spelled in another way."""
         if self._is_list and self._opener in self._openers:
-            rest = self._held[len(self._opener) :].lstrip(_SPACE)
+            rest = self._held[len(self._opener) :].lstrip(SPACE)
             if not rest:
                 return []
             if rest.startswith("["):
@@ -208,22 +252,28 @@ class ToolCallParser(CallParser):
             return self._take_as_text(start)
         if not self._object.is_complete:
             return []
-        rest = self._held[start + self._num_read :].lstrip(_SPACE)
+        rest = self._held[start + self._num_read :].lstrip(SPACE)
         if rest != self._end and self._end.startswith(rest):
             return []  # not yet certain
         length = len(self._held) - len(rest.removeprefix(self._end))
         call = self._parse(self._held[start : start + self._num_read])
         if not call or not rest.startswith(self._end):
-            return self._take_as_text(length)
+            text = self._take_as_text(length)
+            self._state = "between" if self._is_list else "text"
+            return text
         self._held, self._gap = self._held[start + self._num_read - 1 :], ""
         self._state = "tail"
         return call
 
-    def _take_as_text(self, length: int) -> list[Piece]:
-        """Go on behind a begin that began no call; calls may follow."""
-        text, self._held = self._gap + self._held[:length], self._held[length:]
-        self._state, self._is_behind_call, self._gap = "text", False, ""
-        return [text]
+    def _take_between(self) -> list[Piece]:
+        """What follows an object of a list that is no call: the next one, or text."""
+        rest = self._held.lstrip(SPACE)
+        space, self._held = self._held[: len(self._held) - len(rest)], rest
+        if rest.startswith(","):
+            self._begin_head(",")
+        elif rest:
+            self._state = "text"
+        return [space]
 
     def _take_arguments(self) -> list[Piece]:
         length = self._object.take(self._held)
@@ -240,21 +290,12 @@ class ToolCallParser(CallParser):
             end = _end_of_members(rest) if self._openers else 0
             if end is None:
                 return []  # not yet certain
-            rest = rest[end:].lstrip(f"{_SPACE}}}")
+            rest = rest[end:].lstrip(f"{SPACE}}}")
         if self._is_list and rest.startswith(","):
             self._held = rest
             self._begin_head(",")
             return []
-        if not rest:
-            return []  # not yet certain
-        for closer in self._closers:
-            behind = rest.lstrip(f"{_SPACE},")
-            if behind != closer and closer.startswith(behind):
-                return []  # not yet certain
-            rest = behind.removeprefix(closer) if behind.startswith(closer) else rest
-        self._held = rest
-        self._state, self._is_behind_call = "text", True
-        return []
+        return self._take_closers(rest, self._closers)
 
     def _parse(self, text: str) -> list[Piece]:
         """A complete call; empty if it is none."""
@@ -288,12 +329,12 @@ def _head_patterns(syntax: JsonSyntax) -> tuple[re.Pattern[str], re.Pattern[str]
     if syntax.is_object:
         key = syntax.arguments_key
         parts = (r"\{", '"name"', ":", r'"([^"\\]*)"', ",", f'"{key}"', ":", r"(?=\{)")
-        return re.compile(_GAP + _GAP.join(parts)), re.compile("")
+        return re.compile(GAP + GAP.join(parts)), re.compile("")
     begins = ([], _atoms(syntax.begin)) if syntax.section else ([],)
     asides = ([], [*_atoms(syntax.aside[0]), "[A-Za-z0-9]*+"]) if syntax.aside else ([],)
     before = [*_atoms(syntax.before), "([A-Za-z0-9_-]++)"]
-    behind = [_GAP, *_atoms(syntax.behind), _GAP]
-    heads = [[_GAP, *begin, _GAP, *before, *aside, *behind] for begin in begins for aside in asides]
+    behind = [GAP, *_atoms(syntax.behind), GAP]
+    heads = [[GAP, *begin, GAP, *before, *aside, *behind] for begin in begins for aside in asides]
     halves = [reduce(lambda rest, atom: f"(?:{atom}{rest})?", reversed(head), "") for head in heads]
     wholes = ["".join([*head, r"(?=\{)"]) for head in heads]
     return re.compile("|".join(wholes)), re.compile("|".join(halves))
@@ -301,7 +342,7 @@ def _head_patterns(syntax: JsonSyntax) -> tuple[re.Pattern[str], re.Pattern[str]
 
 def _atoms(text: str) -> list[str]:
     """A pattern for each letter of marks, between which white space is no matter."""
-    return [_GAP if letter.isspace() else re.escape(letter) for letter in text]
+    return [GAP if letter.isspace() else re.escape(letter) for letter in text]
 
 
 class _JsonObject:
@@ -340,7 +381,7 @@ class _JsonObject:
             self._is_in_string = self._is_escaped or letter != '"'
             self._is_escaped = letter == "\\" and not self._is_escaped
         elif self._depth == 0 and letter != "{":
-            self.is_broken = self.is_broken or letter not in _SPACE
+            self.is_broken = self.is_broken or letter not in SPACE
         elif letter in "{}":
             self._depth += 1 if letter == "{" else -1
             self.is_complete = self._depth == 0
@@ -385,6 +426,6 @@ def _members(text: str) -> dict[str, str]:
 
 
 def _skip_space(text: str, position: int) -> int:
-    while text[position] in _SPACE:
+    while text[position] in SPACE:
         position += 1
     return position

@@ -18,11 +18,12 @@ from blockdraft.text.call_syntax import (
     JsonSyntax,
 )
 from blockdraft.text.harmony import harmony_marks
+from blockdraft.text.python_syntax import LFM2, OLMO, PYTHON, PythonSyntax
 from blockdraft.text.tokenizer import OPTIONAL_KEYS, TOOL_KEYS, Tokenizer
 from blockdraft.text.tools import Tool
-from blockdraft.text.xml_syntax import GLM, GLM_47, XML, XmlSyntax
+from blockdraft.text.xml_syntax import GLM, GLM_47, MINIMAX, XML, XmlSyntax
 
-AnySyntax = JsonSyntax | XmlSyntax
+AnySyntax = JsonSyntax | PythonSyntax | XmlSyntax
 
 _SIGNS: tuple[tuple[tuple[str, ...], AnySyntax | None], ...] = (
     (("<tool_call>", "<function=", "<parameter="), XML),
@@ -30,6 +31,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], AnySyntax | None], ...] = (
     (("<tool_call>", "</arg_key><arg_value>"), GLM_47),
     (("<tool_call>", "<arg_key>"), GLM),
     (("<tool_call>", '"arguments'), TAGGED),
+    (("<minimax:tool_call>", "<invoke name="), MINIMAX),
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL),
     (("[TOOL_CALLS] [",), replace(MISTRAL_LIST, section="[TOOL_CALLS] [")),
     (("[TOOL_CALLS]",), MISTRAL_LIST),
@@ -38,9 +40,13 @@ _SIGNS: tuple[tuple[tuple[str, ...], AnySyntax | None], ...] = (
     (("<｜tool▁sep｜>", "```json"), DEEPSEEK),
     (("<｜tool▁sep｜>",), DEEPSEEK_V31),
     (("<|tool_call_argument_begin|>",), KIMI),
+    (("<function_calls>",), OLMO),
+    (("[func_name1(",), PYTHON),
     (('"parameters": dictionary',), BARE),
 )
 """What stands in a chat template that teaches a syntax; the first that fits is it."""
+_LFM2_SIGN = "List of tools: "
+"""Older templates of LFM2 show tools and no calls, which its vocabulary has marks for."""
 
 _INSTRUCTIONS = """You may call these functions to answer. Each line describes one:
 {declarations}
@@ -54,6 +60,8 @@ _JOINS_ARGUMENTS = re.compile(r"\['arguments'\]\s*\+")
 def native_syntax(tokenizer: Tokenizer) -> AnySyntax | None:
     """The syntax that the chat template teaches, if it shows calls in a way that is known here."""
     source = tokenizer.template_source or ""
+    if _LFM2_SIGN in source and (LFM2.marks[0] in source or tokenizer.mark_ids(LFM2.marks)):
+        return LFM2
     found = (syntax for signs, syntax in _SIGNS if all(sign in source for sign in signs))
     syntax = next(found, None)
     return syntax if _shows_tools(source) or syntax in (DEEPSEEK, DEEPSEEK_V31) else None
@@ -88,6 +96,8 @@ def encode_tool_chat(
         if syntax is not None:
             as_text = _JOINS_ARGUMENTS.search(source) is not None
             messages = list(_fitted(messages, syntax.call_id, as_text=as_text))
+        if isinstance(syntax, PythonSyntax) and "tool_calls" not in source:
+            messages = [_with_written_calls(message, syntax) for message in messages]
         if isinstance(syntax, JsonSyntax) and not _shows_tools(source):
             messages = _described(messages, tools, syntax)
         declarations = [tool.declaration for tool in tools]
@@ -164,6 +174,16 @@ def _fitted(
                 num_calls += 1
             fitted["tool_call_id"] = ids[answered]
         yield fitted
+
+
+def _with_written_calls(message: Mapping[str, Any], syntax: PythonSyntax) -> dict[str, Any]:
+    """A message whose calls are part of its text."""
+    written = dict(message)
+    if calls := written.pop("tool_calls", None):
+        functions = (call["function"] for call in calls)
+        text = syntax.write((one["name"], one["arguments"]) for one in functions)
+        written["content"] = f"{message['content']}{text}"
+    return written
 
 
 def _in_words(

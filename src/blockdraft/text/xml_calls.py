@@ -1,28 +1,29 @@
-"""Tool calls with each argument between tags of its own, as Qwen3-Coder and GLM-4.5 write them.
+"""Tool calls with each argument between tags, as Qwen3-Coder, GLM-4.5 and MiniMax-M2 write them.
 
     <tool_call>                     <tool_call>look
     <function=look>                 <arg_key>name</arg_key>
     <parameter=name>                <arg_value>abc</arg_value>
     abc                             </tool_call>
     </parameter>
-    </function>
-    </tool_call>
+    </function>                     <minimax:tool_call>
+    </tool_call>                    <invoke name="look">
+                                    <parameter name="name">abc</parameter>
+                                    </invoke>
+                                    </minimax:tool_call>
 
 A text stands there as it is, everything else as JSON; which of the two, the function's schema says.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockdraft.text.json_types import schema_types, value_types
+from blockdraft.text.argument_values import argument_types, from_text, quoted
 from blockdraft.text.marks import num_begun
-from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece, read_json
+from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece
 from blockdraft.text.tools import Tool
 
-BEGIN, END = "<tool_call>", "</tool_call>"
 _LONGEST_TAG = 256
 _NAME = re.compile(r"[A-Za-z0-9_-]*")
 
@@ -34,6 +35,7 @@ class Tags:
     function, name_end: around the name; `end_of_function` is what closes it. Empty where the tag
     around a call is enough. parameter, key_end, value: around the key of an argument.
     end_of_parameter: what closes its value. margin: what stands on both sides of a value.
+    begin, end: around a call, or around several.
     """
 
     function: str
@@ -44,14 +46,18 @@ class Tags:
     value: str
     end_of_parameter: str
     margin: str
+    begin: str = "<tool_call>"
+    end: str = "</tool_call>"
 
 
 QWEN_TAGS = Tags("<function=", ">", "</function>", "<parameter=", "", ">", "</parameter>", "\n")
 GLM_TAGS = Tags("", "", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
+MINIMAX_TAGS = Tags(
+    *('<invoke name="', '">', "</invoke>", '<parameter name="', "", '">', "</parameter>", ""),
+    *("<minimax:tool_call>", "</minimax:tool_call>"),
+)
 
 _STRING = frozenset({"string"})
-_SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-"""Python's words for these are common where JSON's are meant."""
 
 
 class XmlCallParser(CallParser):
@@ -130,11 +136,11 @@ class XmlCallParser(CallParser):
     def _head_at(self, start: int) -> tuple[int, str | None] | None:
         """The end and the name of a head; no name if it may become one; None if it cannot."""
         held, open_end, function = self._held, len(self._held), self._tags.function
-        if held.startswith(BEGIN, start):
-            start += len(BEGIN)
+        if held.startswith(self._tags.begin, start):
+            start += len(self._tags.begin)
             while start < open_end and held[start].isspace():
                 start += 1
-        elif BEGIN.startswith(held[start:]):
+        elif self._tags.begin.startswith(held[start:]):
             return open_end, None
         elif not function:
             return None
@@ -148,9 +154,11 @@ class XmlCallParser(CallParser):
             return (open_end, None) if any(n.startswith(name) for n in self._tools) else None
         if name not in self._tools:
             return None
-        if self._tags.name_end:
-            return (end, name) if held.startswith(self._tags.name_end, end) else None
-        behind, follow = held[end:].lstrip(), (self._tags.parameter, END)
+        if name_end := self._tags.name_end:
+            if held.startswith(name_end, end):
+                return end, name
+            return (open_end, None) if name_end.startswith(held[end:]) else None
+        behind, follow = held[end:].lstrip(), (self._tags.parameter, self._tags.end)
         if behind.startswith(follow):
             return end, name
         return (open_end, None) if any(mark.startswith(behind) for mark in follow) else None
@@ -160,9 +168,9 @@ class XmlCallParser(CallParser):
         parameter, end_of_function = self._tags.parameter, self._tags.end_of_function
         while (start := self._held.find("<")) >= 0:
             self._held = self._held[start:]
-            for mark in (end_of_function, END):
+            for mark in (end_of_function, self._tags.end):
                 if mark and self._held.startswith(mark):
-                    self._held = self._held[len(mark) :] if mark != END else self._held
+                    self._held = self._held[len(mark) :] if mark != self._tags.end else self._held
                     self._state = "tail"
                     yield Arguments("}")
                     return
@@ -175,22 +183,21 @@ class XmlCallParser(CallParser):
                     return
                 if len(self._held) < _LONGEST_TAG:
                     return
-            elif any(mark.startswith(self._held) for mark in (parameter, end_of_function, END)):
+            elif any(
+                mark.startswith(self._held) for mark in (parameter, end_of_function, self._tags.end)
+            ):
                 return
             self._held = self._held[1:]
         self._held = ""
 
     def _begin_parameter(self, name: str) -> Arguments:
         assert self._tool is not None
-        schema = self._tool.parameters
-        properties = schema.get("properties")
-        known = properties.get(name) if isinstance(properties, dict) else None
-        self._types = schema_types(known, schema)
+        self._types = argument_types(self._tool.parameters, name)
         self._state, self._is_begun = "parameter", False
         comma = ", " if self._num_parameters else ""
         self._num_parameters += 1
         quote = '"' if self._types == _STRING else ""
-        return Arguments(f"{comma}{_quoted(name)}: {quote}")
+        return Arguments(f"{comma}{quoted(name)}: {quote}")
 
     def _take_parameter(self) -> Iterator[Piece]:
         """A value up to its end; a text is handed out while it is written."""
@@ -206,37 +213,20 @@ class XmlCallParser(CallParser):
             value = self._held[:end].removesuffix(margin)
             self._held = self._held[end + len(end_mark) :]
             self._state = "function"
-            yield Arguments(f'{_quoted(value)[1:-1]}"' if is_text else _as_json(value, self._types))
+            yield Arguments(f'{quoted(value)[1:-1]}"' if is_text else from_text(value, self._types))
         elif is_text:
             # The newline before the end is no part of the value.
             length = len(self._held) - num_begun(self._held, f"{margin}{end_mark}", end_mark)
             value, self._held = self._held[:length], self._held[length:]
             if value:
-                yield Arguments(_quoted(value)[1:-1])
+                yield Arguments(quoted(value)[1:-1])
 
     def _take_tail(self) -> Iterator[Piece]:
         """What closes a call, or where text goes on without that."""
         rest = self._held.lstrip()
-        if rest != END and END.startswith(rest):
+        if rest != self._tags.end and self._tags.end.startswith(rest):
             return  # not yet certain
-        if rest.startswith(END):
-            self._held = rest[len(END) :]
+        if rest.startswith(self._tags.end):
+            self._held = rest[len(self._tags.end) :]
         self._state, self._is_behind_call = "text", True
         yield from ()
-
-
-def _as_json(text: str, types: frozenset[str]) -> str:
-    """A value as JSON: what it is written as, if the schema allows that, or else a string."""
-    bare = text.strip()
-    word = _SPELLINGS.get(bare.lower())
-    if word is not None and (word == bare or types & value_types(json.loads(word))):
-        bare = word
-    try:
-        found = value_types(read_json(bare))
-    except (ValueError, RecursionError):
-        return _quoted(text)
-    return _quoted(text) if "string" in types and not found & types else bare
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -4,20 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockdraft.core.errors import RequestError
-from blockdraft.text.call_syntax import CallSyntax, json_rule, marked, quoted
+from blockdraft.text.argument_schema import not_kept, parameters_of, value_rule
+from blockdraft.text.call_syntax import CallSyntax, marked, quoted
 from blockdraft.text.json_types import Schema, resolve, schema_types, subschemas
 from blockdraft.text.tools import Tool
-from blockdraft.text.xml_calls import BEGIN, END, GLM_TAGS, QWEN_TAGS, Tags
+from blockdraft.text.xml_calls import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, Tags
 
-_DEFINITIONS = ("$defs", "definitions")
-_OF_OBJECTS = frozenset(
-    {
-        *("type", "properties", "required", "additionalProperties", "title", "description"),
-        *("$schema", "$id", "$comment", "default", "examples", "strict", *_DEFINITIONS),
-    }
-)
-"""Keywords of the schema of arguments that are kept, or say nothing about which are accepted."""
 _OF_TEXTS = frozenset({"minLength", "maxLength", "pattern", "format", "allOf", "not", "if"})
 """Keywords that restrict a text in ways that cannot be kept here."""
 
@@ -40,15 +32,6 @@ class XmlSyntax(CallSyntax):
     def function_rules(self, rule: str, tool: Tool, special: Mapping[str, int]) -> list[str]:
         """See CallSyntax."""
         tags, gap = self.tags, self.gap
-        unknown = sorted(tool.parameters.keys() - _OF_OBJECTS)
-        properties = tool.parameters.get("properties") or {}
-        required = tool.parameters.get("required") or []
-        if unknown:
-            raise _not_kept(tool, f"its schema has {unknown[0]}")
-        if not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise _not_kept(tool, "its properties or what is required of them is malformed")
-        if any(name not in properties for name in map(str, required)):
-            raise _not_kept(tool, "its schema has required without properties of these names")
         end = tags.end_of_parameter
         # An end that is a token may be written letter by letter too, and is one all the same.
         as_token = rf" | /(.|\n)*/ {marked(end, special)}" if end in special else ""
@@ -58,10 +41,10 @@ class XmlSyntax(CallSyntax):
             f"{rule}_end: {marked(tags.margin + end, special)}",
         ]
         parts = []
-        for index, (name, schema) in enumerate(properties.items()):
+        for index, (name, schema, is_required) in enumerate(parameters_of(tool)):
             if any(sign in name for sign in (">", "</", "\n")):
-                raise _not_kept(tool, f"{name!r:.60} cannot stand in a tag")
-            parts.append(f"{rule}_{index}" + ("" if name in required else "?"))
+                raise not_kept(tool, f"{name!r:.60} cannot stand in a tag")
+            parts.append(f"{rule}_{index}" + ("" if is_required else "?"))
             key = f"{tags.parameter}{name}{tags.key_end}{gap if tags.key_end else ''}{tags.value}"
             value = " | ".join(_values(tool, name, schema, rule, end))
             key_mark, gap_mark = marked(key + tags.margin, special), marked(gap, special)
@@ -71,19 +54,34 @@ class XmlSyntax(CallSyntax):
         return [f"{rule}: {inner}", *(rules if parts else [])]
 
 
-_MARKS = (BEGIN, END)
 XML = XmlSyntax(
-    marks=_MARKS, begin=f"{BEGIN}\n{QWEN_TAGS.function}", end=f"\n{END}", tags=QWEN_TAGS
+    marks=(QWEN_TAGS.begin, QWEN_TAGS.end),
+    begin=f"{QWEN_TAGS.begin}\n{QWEN_TAGS.function}",
+    end=f"\n{QWEN_TAGS.end}",
+    tags=QWEN_TAGS,
 )
 """Of Qwen3-Coder."""
 GLM = XmlSyntax(
-    marks=(*_MARKS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    begin=BEGIN,
-    end=END,
+    marks=(
+        *(GLM_TAGS.begin, GLM_TAGS.end),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    begin=GLM_TAGS.begin,
+    end=GLM_TAGS.end,
     tags=GLM_TAGS,
 )
 """Of GLM-4.5 and 4.6."""
 GLM_47 = replace(GLM, gap="", between="")
+MINIMAX = XmlSyntax(
+    marks=(MINIMAX_TAGS.begin, MINIMAX_TAGS.end),
+    section=f"{MINIMAX_TAGS.begin}\n",
+    begin=MINIMAX_TAGS.function,
+    end="\n",
+    between="",
+    section_end=MINIMAX_TAGS.end,
+    tags=MINIMAX_TAGS,
+)
+"""Of MiniMax-M2."""
 
 
 def _values(tool: Tool, name: str, schema: Any, rule: str, end: str) -> Iterator[str]:
@@ -93,20 +91,18 @@ def _values(tool: Tool, name: str, schema: Any, rule: str, end: str) -> Iterator
         schema = resolve(schema["$ref"], root)
     types = schema_types(schema, root)
     if not isinstance(schema, Mapping) or not types or "string" not in types:
-        definitions = {key: root[key] for key in _DEFINITIONS if key in root}
-        given = dict(schema) if isinstance(schema, Mapping) else {}
-        yield f"{json_rule({**given, **definitions})} {rule}_end"
+        yield f"{value_rule(schema, root)} {rule}_end"
         return
     if words := _words(schema):
         if any(end in word for word in words):
-            raise _not_kept(tool, f"a value of {name!r:.60} looks like the end of a parameter")
+            raise not_kept(tool, f"a value of {name!r:.60} looks like the end of a parameter")
         yield f"({' | '.join(map(quoted, words))}) {rule}_end"
     elif types == {"string"} or types == {"string", "null"}:
         if restricted := sorted(_restrictions(schema, root)):
-            raise _not_kept(tool, f"{name!r:.60} is a text with {restricted[0]}")
+            raise not_kept(tool, f"{name!r:.60} is a text with {restricted[0]}")
         yield f"{rule}_text"
     else:
-        raise _not_kept(tool, f"{name!r:.60} may be a text or something else")
+        raise not_kept(tool, f"{name!r:.60} may be a text or something else")
 
 
 def _words(schema: Schema) -> list[str]:
@@ -125,10 +121,3 @@ def _restrictions(schema: Schema, root: Schema) -> Iterator[str]:
             if isinstance(one, Mapping):
                 yield from _restrictions(one, root)
                 yield from {"$ref"} & one.keys()
-
-
-def _not_kept(tool: Tool, reason: str) -> RequestError:
-    return RequestError(
-        f"the arguments of {tool.name!r} cannot be kept to their schema in the form in which this "
-        f"model writes calls: {reason}; change the schema, or leave out strict and tool_choice"
-    )

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 
 from blockdraft import LLM, RequestError, SamplingParams
-from blockdraft.core.thinking import ThinkingLimit, ThinkingMarks
+from blockdraft.core.thinking import THINK, ThinkingLimit, ThinkingMarks
 from blockdraft.engine.trained_thinking import warn_of_other_thinking
 from blockdraft.speculate.sampler import logits
 from blockdraft.text.tokenizer import load_tokenizer
@@ -23,15 +23,16 @@ TEMPLATE = (
 ASKED = [{"role": "user", "content": "the abc"}]
 
 
-@pytest.fixture(scope="module", params=["one token", "several tokens"])
+@pytest.fixture(scope="module", params=["one token", "several tokens", "Magistral"])
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """Of a model whose marks are tokens of their own, or are spelled."""
     folder = tmp_path_factory.mktemp("thinking")
     target = tiny_target_folder(folder)
     tokenizer = tiny_tokenizer()
-    if request.param == "one token":
-        tokenizer.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
-    tokenizer.chat_template = TEMPLATE
+    tags = THINK if request.param != "Magistral" else ("[THINK]", "[/THINK]")
+    if request.param != "several tokens":
+        tokenizer.add_tokens([AddedToken(mark, special=False) for mark in tags])
+    tokenizer.chat_template = TEMPLATE.replace(THINK[0], tags[0]).replace(THINK[1], tags[1])
     tokenizer.save_pretrained(target)
     return load_llm((target, tiny_drafter_folder(folder)), lookup=True)
 

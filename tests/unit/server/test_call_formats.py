@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from blockdraft import Grammar
 from blockdraft.server.shape import Shape
 from blockdraft.text.call_syntax import marked
-from tests.call_formats import FORMATS, TEMPLATES, written
+from tests.call_formats import BARE_PYTHON, FORMATS, TEMPLATES, written
 from tests.schemas import SCHEMAS
 from tests.serving import MODEL, running_server
 from tests.small_llm import load_llm
@@ -305,3 +305,21 @@ def test_other_formats_calls_are_sent_back_on_every_route(other):
     )
     read = message.json()["usage"]
     assert read["input_tokens"] + read["cache_read_input_tokens"] == counted["count"]
+
+
+def test_python_s_calls_without_a_mark_are_found_and_made(tmp_path, monkeypatch):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": KIND}}]
+    with serve(tmp_path, BARE_PYTHON) as server:
+        for choice in ("required", {"type": "function", "function": {"name": "look"}}):
+            _, text, calls, reason = chat(
+                server, tools=tools, tool_choice=choice, parallel_tool_calls=False
+            )
+            assert (text, calls, reason) == ("", [("look", '{"kind": "red"}')], "tool_calls")
+        refused = server.post(
+            "/v1/chat/completions", **{**ASK, "tools": tools, "parallel_tool_calls": False}
+        )
+        assert refused.status_code == 400
+        assert "no mark at their begin" in refused.json()["error"]["message"]
+        answering(monkeypatch, json.dumps("[look(name='abc', age=3)]"))
+        assert chat(server) == (None, "", [("look", json.dumps(LOOK))], "tool_calls")
+        assert blocks(server) == (["function_call"], ["tool_use"])

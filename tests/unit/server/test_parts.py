@@ -1,13 +1,14 @@
 """The parts of an answer, in their order, however its text is cut."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from blockdraft.server.calls import Call, CallFinder
 from blockdraft.server.parts import MarkedParser, join_parts
 from blockdraft.server.shape import Toolbox
-from blockdraft.text.call_syntax import BARE, TAGGED
+from blockdraft.text.call_syntax import BARE, DEEPSEEK, DEEPSEEK_V31, KIMI, TAGGED
 from blockdraft.text.tools import ToolChoice
 from blockdraft.text.xml_syntax import XML
 from tests.tools import LOOK_CALL, TOOLS, TWO_CALLS, WAIT_CALL, written
@@ -15,8 +16,8 @@ from tests.tools import LOOK_CALL, TOOLS, TWO_CALLS, WAIT_CALL, written
 EOS = 7
 
 
-def parts_of(pieces, *, thinks=None):
-    finder = CallFinder(Toolbox(TOOLS, ToolChoice("auto"), TAGGED), frozenset({EOS}))
+def parts_of(pieces, *, thinks=None, syntax=TAGGED):
+    finder = CallFinder(Toolbox(TOOLS, ToolChoice("auto"), syntax), frozenset({EOS}))
     parser = MarkedParser(thinks, finder)
     found = []
     for piece in pieces:
@@ -61,5 +62,21 @@ def test_thinking_without_an_end_ends_where_a_call_begins():
 
 
 def test_only_a_mark_can_begin_a_call_in_thinking():
-    found = [Toolbox(TOOLS, ToolChoice("auto"), syntax).begin for syntax in (TAGGED, XML, BARE)]
-    assert found == [("<tool_call>", "{"), ("<tool_call>", "<function="), None]
+    found = [Toolbox(TOOLS, ToolChoice("auto"), syntax).begins for syntax in (TAGGED, XML, BARE)]
+    in_tags = (("<tool_call>", "<function="), ("<function=", ""))
+    assert found == [(("<tool_call>", "{"),), in_tags, ()]
+
+
+@pytest.mark.parametrize("syntax", [DEEPSEEK, DEEPSEEK_V31, KIMI], ids=["v3", "v3.1", "kimi"])
+def test_a_call_that_lacks_the_begin_of_its_section_ends_the_thinking_too(syntax):
+    look = (0, LOOK_CALL.name, LOOK_CALL.arguments)
+    text = f"hm\n{written(LOOK_CALL, replace(syntax, section=''))}"
+    for pieces in ([text], list(text)):
+        assert parts_of(pieces, thinks=True, syntax=syntax) == ([("reasoning", "hm"), look], True)
+
+
+def test_a_call_without_the_tag_around_it_ends_the_thinking_too():
+    text = "hm\n<function=wait-2>\n</function>"
+    for pieces in ([text], list(text)):
+        found = parts_of(pieces, thinks=True, syntax=XML)
+        assert found == ([("reasoning", "hm"), (0, "wait-2", "{}")], True)

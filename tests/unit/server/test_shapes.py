@@ -6,8 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from blockdraft.core.thinking import END_OF_THINKING as END
-from blockdraft.core.thinking import START_OF_THINKING as START
+from blockdraft.core.thinking import ALL_TAGS, THINK
 from blockdraft.server.protocol import ChatRequest
 from blockdraft.server.shape import read_shape, read_toolbox
 from blockdraft.text.call_syntax import TAGGED
@@ -27,6 +26,7 @@ from tests.tiny import (
     tiny_tokenizer,
 )
 
+START, END = THINK
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 LONG = {"max_tokens": 200, "ignore_eos": False}
@@ -315,23 +315,28 @@ XML_WAIT = "<tool_call>\n<function=wait>\n</function>\n</tool_call>"
 @pytest.mark.parametrize(("fields", "good", "bad"), TOOLBOXES)
 @pytest.mark.parametrize("template", ["", "{{ tools }}<tool_call><function=<parameter="])
 @pytest.mark.parametrize("is_special", [True, False], ids=["special", "added"])
-def test_marks_that_are_tokens_are_written_as_such(fields, good, bad, template, is_special):
+@pytest.mark.parametrize("tags", ALL_TAGS, ids=["think", "Magistral"])
+def test_marks_that_are_tokens_are_written_as_such(fields, good, bad, template, is_special, tags):
     inner = tiny_tokenizer()
-    inner.add_tokens([START, END, *TAGGED.marks], special_tokens=is_special)
-    inner.chat_template = f"{template}{{# {END} #}}"
+    inner.add_tokens([*tags, *TAGGED.marks], special_tokens=is_special)
+    start, end = tags
+    inner.chat_template = f"{template}{{# {end} #}}"
     marking = Tokenizer(inner, [inner.eos_token_id])
     # Texts with a length cannot be kept in tags.
     tools = [declared(name, "empty object") for name in PARAMETERS] if template else TOOLS
     request = ChatRequest.model_validate({**chat_body(), "tools": tools, **fields})
     toolbox = read_toolbox(request, marking)
     special = marking.thinking_ids
-    assert (set(special), set(toolbox.mark_ids)) == ({START, END}, set(TAGGED.marks))
+    # A grammar takes added tokens in square brackets for text.
+    are_named = is_special or tags == THINK
+    assert set(special) == (set(tags) if are_named else set())
+    assert (marking.thinking_tags, set(toolbox.mark_ids)) == (tags, set(TAGGED.marks))
     assert len(marking.without_text(special.values())) == 2 * is_special
     grammars = Grammars(marking, TEXT_VOCAB_SIZE)
     if template and good is not None:
         good, bad = (text.replace(written("wait", "{}"), XML_WAIT) for text in (good, bad))
-    for thinks, thoughts in ((True, f"a{END}"), (True, END), (False, f"{START}b{END}\n\n")):
-        shape = read_shape(request, toolbox, thinks=thinks, special=special)
+    for thinks, thoughts in ((True, f"a{end}"), (True, end), (False, f"{start}b{end}\n\n")):
+        shape = read_shape(request, toolbox, thinks=thinks, tags=tags, special=special)
         if good is None:
             assert shape is None
             continue
@@ -394,10 +399,11 @@ def test_a_call_or_the_shape_comes_over_http(server, text):
         assert (content, end) == ("", "tool_calls")
 
 
-def test_thinking_call_and_text_come_apart(folders, monkeypatch):
+@pytest.mark.parametrize("tags", ALL_TAGS, ids=["think", "Magistral"])
+def test_thinking_call_and_text_come_apart(folders, monkeypatch, tags):
     llm = load_llm(folders)
-    llm.tokenizer._tokenizer.chat_template += "<think>{# </think> #}"
-    saying(monkeypatch, f"hm {written('wait', '{}')} \n{END}\n\n{written('look', LOOK)}")
+    llm.tokenizer._tokenizer.chat_template += f"{tags[0]}{{# {tags[1]} #}}"
+    saying(monkeypatch, f"hm {written('wait', '{}')} \n{tags[1]}\n\n{written('look', LOOK)}")
     calls = [{"name": "look", "arguments": LOOK}]
     with running_server(llm) as server:
         found = everyway(server, tools=TOOLS, **LONG)

@@ -1,4 +1,4 @@
-"""Calls as Mistral, DeepSeek, Kimi and GLM write them: found, forced, and written back."""
+"""Calls as Mistral, DeepSeek and others write them: found, forced, and written back."""
 
 import json
 import random
@@ -18,13 +18,15 @@ from blockdraft.text.call_syntax import (
     calls_grammar,
 )
 from blockdraft.text.grammar import Grammars
+from blockdraft.text.python_calls import PythonCallParser
+from blockdraft.text.python_syntax import LFM2, OLMO, PythonSyntax
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import CallStart, ToolCallParser
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
 from blockdraft.text.tools import ToolChoice, parse_tools
 from blockdraft.text.xml_calls import XmlCallParser
-from blockdraft.text.xml_syntax import GLM, GLM_47
-from tests.call_formats import FORMATS, TEMPLATES, TOOLS_SHOWN, V3, V31, inner, written
+from blockdraft.text.xml_syntax import GLM, GLM_47, MINIMAX
+from tests.call_formats import FORMATS, SPACED_LIST, TEMPLATES, TOOLS_SHOWN, V3, V31, inner, written
 from tests.grammars import accepts
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
 from tests.tools import NAMES, TOOLS, WAIT, ToolCall, function, joined
@@ -51,6 +53,10 @@ EXPECTED = {
     "<tool_call>wait-2\n</tool_call>",
     "glm 4.7": "<tool_call>look<arg_key>age</arg_key><arg_value>90</arg_value></tool_call>"
     "<tool_call>wait-2</tool_call>",
+    "lfm2": "<|tool_call_start|>[look(age=90), wait-2()]<|tool_call_end|>",
+    "olmo": "<function_calls>look(age=90)\nwait-2()</function_calls>",
+    "minimax": '<minimax:tool_call>\n<invoke name="look">\n<parameter name="age">90</parameter>\n'
+    '</invoke>\n<invoke name="wait-2">\n</invoke>\n</minimax:tool_call>',
 }
 """Two calls, as each published template writes them."""
 
@@ -58,7 +64,10 @@ EXPECTED = {
 def parser_of(syntax):
     if isinstance(syntax, JsonSyntax):
         return ToolCallParser(syntax, NAMES)
-    return XmlCallParser(parse_tools([function(parameters=AGE), WAIT]), syntax.tags)
+    tools = parse_tools([function(parameters=AGE), WAIT])
+    if isinstance(syntax, PythonSyntax):
+        return PythonCallParser(tools, syntax)
+    return XmlCallParser(tools, syntax.tags)
 
 
 def parsed(syntax, *texts, is_cut=False):
@@ -74,8 +83,10 @@ AND_SO = ', and "so"'
 
 
 def unclosed(syntax, call):
-    """A call without what closes it."""
-    return written(replace(syntax, close="", end="", section_end=""), call)
+    """A call without what closes it and the calls behind it."""
+    if isinstance(syntax, JsonSyntax) and not syntax.is_object:
+        syntax = replace(syntax, close="")
+    return written(replace(syntax, end="", section_end=""), call)
 
 
 every_format = pytest.mark.parametrize("syntax", FORMATS.values(), ids=FORMATS)
@@ -163,6 +174,20 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
             '{"name": "look", "arguments": {"age": 3}, "id": "abc"}, {"name": "wait-2"}]!',
             [OLD, YOUNG, WAITING, "!"],
         ),
+        *(
+            (one, written(one, SING, *between, OLD), [*texts, OLD])
+            for one in (MISTRAL_LIST, SPACED_LIST)
+            for between, texts in (
+                ((), [unclosed(one, SING)]),
+                ((SING,), [f"{unclosed(one, SING)}, {inner(one, SING)}"]),
+                ((YOUNG, SING), [unclosed(one, SING), YOUNG, f", {inner(one, SING)}"]),
+            )
+        ),
+        (
+            MISTRAL_LIST,
+            f"[TOOL_CALLS][{inner(MISTRAL_LIST, SING)} , and {written(MISTRAL_LIST, OLD)}",
+            [f"[TOOL_CALLS][{inner(MISTRAL_LIST, SING)} , and ", OLD],
+        ),
         (MISTRAL_LIST, "".join(written(MISTRAL_LIST, c) for c in (OLD, WAITING)), [OLD, WAITING]),
         (MISTRAL, '[TOOL_CALLS]look[CALL_ID]a1B2c3D4e[ARGS]{"age": 90}', [OLD]),
         (
@@ -194,6 +219,28 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax):
         (GLM, "Say <tool_call>look <b>", ["Say <tool_call>look <b>"]),
         (GLM, written(GLM_47, OLD, WAITING), [OLD, WAITING]),
         (GLM, "<tool_call>\nlook\n<arg_key>age</arg_key><arg_value>90</arg_value>", None),
+        (MINIMAX, written(MINIMAX, OLD, WAITING).replace("\n", ""), [OLD, WAITING]),
+        (MINIMAX, f"So: {MINIMAX.begin}{inner(MINIMAX, OLD)}", ["So: ", OLD]),
+        (MINIMAX, f"{unclosed(MINIMAX, OLD)}, so", [OLD, ", so"]),
+        (MINIMAX, f"{MINIMAX.opening}{inner(MINIMAX, OLD)[:-9]}{MINIMAX.section_end}!", [OLD, "!"]),
+        (
+            MINIMAX,
+            written(MINIMAX, SING, OLD),
+            [f"{unclosed(MINIMAX, SING)}\n", OLD],
+        ),
+        (LFM2, "<|tool_call_start|> [ look ( age = 90 , ) , wait-2( ) ] !", [OLD, WAITING, " !"]),
+        (LFM2, f"{LFM2.marks[0]}look(age=90){LFM2.marks[1]}so", [OLD, "so"]),
+        (LFM2, f"{LFM2.marks[0]}[look(age=90) so", [OLD, " so"]),
+        (LFM2, f"{LFM2.marks[0]}[look(90)] so", [f"{LFM2.marks[0]}[look(90)] so"]),
+        (LFM2, written(LFM2, SING, OLD), [f"{LFM2.section}sing()", OLD]),
+        (LFM2, written(LFM2, OLD, SING, YOUNG), [OLD, ", sing()", YOUNG]),
+        (OLMO, "<function_calls>\nlook(age=90)\n\nwait-2()\n</function_calls>\n", [OLD, WAITING]),
+        (
+            OLMO,
+            "<function_calls>look(age=90)\nlookout</function_calls>",
+            [OLD, "\nlookout</function_calls>"],
+        ),
+        (OLMO, "Say <function_calls> or look(age=90)", ["Say <function_calls> or look(age=90)"]),
         (GLM, "look\n<arg_key>age</arg_key>", ["look\n<arg_key>age</arg_key>"]),
     ],
 )
@@ -305,6 +352,9 @@ def test_a_call_whose_mark_is_spelled_is_watched_too(syntax, kind):
         (MISTRAL_LIST, '[TOOL_CALLS] [{"name": "look", "arguments": {"age": "x"}}]'),
         *((one, written(replace(one, section="", section_end=""), NONE)) for one in SECTIONED),
         (GLM, "<tool_call>\nlook<arg_key>age</arg_key><arg_value>x</arg_value></tool_call>"),
+        (MINIMAX, written(MINIMAX, NONE).replace("\n", "")),
+        (LFM2, '<|tool_call_start|>look(age="x")<|tool_call_end|>'),
+        (OLMO, '<function_calls>\nlook(age="x")\n</function_calls>'),
     ],
 )
 def test_no_other_spelling_of_a_call_evades_its_schema(syntax, text):
