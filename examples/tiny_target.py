@@ -81,7 +81,7 @@ Dialogue = tuple[str, str]
 
 
 def shopping(rng: random.Random) -> Dialogue:
-    """A sum of two small numbers, in words of a story."""
+    """A sum of two small numbers, told as a story."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     a, b = rng.randrange(2, 40), rng.randrange(2, 40)
     return (

@@ -18,42 +18,43 @@ from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.text.kinds import loops
 
 MEASURES = {
-    "tokens_per_second": "all output tokens over all seconds, from request to last token, the "
-    "prompt's pass included",
-    "decode_tokens_per_second": "output tokens after each first one over the seconds since it",
-    "tokens_per_second_in_total": "output tokens of all requests over the wall time, prompt passes "
-    "and the emptying end of every turn included",
-    "tokens_per_second_per_user": "median over requests of the tokens after its first one over "
-    "the seconds since it",
-    "speedup": "tokens_per_second over that of the baseline for the same prompts, end to end",
-    "decode_speedup": "decode_tokens_per_second over that of the baseline for the same prompts",
-    "band": "95 % bootstrap interval: prompts are drawn again with replacement, each with all its "
-    "turns and outputs of both sides, 2000 times with a fixed seed; too narrow with few prompts, "
-    "and blind to what changes from run to run; none for a single prompt, nor where a fixed number "
-    "of requests run at once, which share their steps",
-    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
-    "tau_micro": "the same as acceptance_length: tokens of all outputs over passes of all outputs",
+    "tokens_per_second": "all output tokens divided by all seconds, from request to last token, "
+    "prefill included",
+    "decode_tokens_per_second": "output tokens after the first of each output, divided by the "
+    "seconds since that token",
+    "tokens_per_second_in_total": "output tokens of all requests divided by the wall time, "
+    "prefill and the drain at the end of every turn included",
+    "tokens_per_second_per_user": "median over requests: tokens after the first, divided by the "
+    "seconds since it",
+    "speedup": "tokens_per_second divided by the baseline's for the same prompts, end to end",
+    "decode_speedup": "decode_tokens_per_second divided by the baseline's for the same prompts",
+    "band": "95 % bootstrap interval: prompts are resampled with replacement, each with all its "
+    "turns and the outputs of both sides, 2000 times with a fixed seed; too narrow with few "
+    "prompts, and blind to changes from run to run; none for a single prompt, nor where a fixed "
+    "number of requests run concurrently, because they share steps",
+    "acceptance_length": "tau: tokens committed per target pass after prefill, bonus included",
+    "tau_micro": "the same as acceptance_length: tokens of all outputs divided by passes of all "
+    "outputs",
     "tau_macro": "mean over outputs of the tau of each",
-    "acceptance_rate": "kept drafted tokens over drafted tokens",
-    "per_position": "by distance from the anchor: passes that kept a drafted token there over "
-    "passes that had one there",
+    "acceptance_rate": "accepted draft tokens divided by draft tokens",
+    "per_position": "by distance from the anchor: passes that accepted a draft token there, "
+    "divided by passes that had one there",
     "per_node": "by distance from the anchor and rank among the siblings, from 0, as "
-    "'distance,rank': kept over drafted tokens",
-    "mean_depth": "longest drafted path of a target pass after the prompt's, on average, as really "
-    "drafted; what adaptive drafting has learned stays from run to run",
-    "num_passes_of_depth": "target passes after the prompt's by their longest drafted path",
-    "mean_drafted": "drafted tokens per target pass after the prompt's, all branches of a tree "
+    "'distance,rank': accepted draft tokens divided by draft tokens",
+    "mean_depth": "longest drafted path of a target pass after prefill, on average, as really "
+    "drafted; what adaptive drafting has learned carries over from run to run",
+    "num_passes_of_depth": "target passes after prefill, by their longest drafted path",
+    "mean_drafted": "draft tokens per target pass after prefill, all branches of a tree included",
+    "first_token_seconds": "TTFT: from the request to its first token, queueing and prefill "
     "included",
-    "first_token_seconds": "TTFT: from the request to its first token, waiting and the prompt's "
-    "pass included",
     "prompt_seconds": "first_token_seconds without the wait for the first step",
-    "seconds_per_token": "TPOT: seconds since the first token over the tokens after it",
-    "largest_gap": "longest time between two tokens that follow each other; tokens of one pass "
-    "come together",
+    "seconds_per_token": "TPOT: seconds since the first token, divided by the tokens after it",
+    "largest_gap": "longest time between two consecutive tokens; tokens of one pass arrive "
+    "together",
     "share_equal": "share of the outputs with exactly the tokens of the baseline",
     "num_looping": "outputs with under 70 % distinct 8-grams; they are easy to draft",
-    "without_loops": "the same measures without the looping outputs, of the baseline neither",
-    "memory": "most memory that the process ever held, and of a GPU what torch ever took",
+    "without_loops": "the same measures without the outputs that loop, on both sides",
+    "memory": "peak memory of the process, and on a GPU the peak of what torch took",
 }
 
 OUTPUT_MEASURES = (
