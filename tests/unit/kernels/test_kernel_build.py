@@ -164,6 +164,49 @@ def test_a_library_that_does_not_load_is_compiled_again(
     assert path.stat().st_size > len(b"half")
 
 
+def planted(cache: Path) -> Path:
+    """A library under the name that is looked for."""
+    cache.mkdir(exist_ok=True)
+    path = cache / f"{build_module._digest(build_module._loaded_openmp())}.so"
+    path.write_bytes(b"code")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("place", ["the library", "its folder", "the cache"])
+def test_what_everybody_may_write_is_not_loaded(place: str, cache: Path) -> None:
+    path = planted(cache)
+    assert build() == path
+    open_path = {"the library": path, "its folder": cache, "the cache": cache.parent}[place]
+    open_path.chmod(0o777)
+    with pytest.raises(
+        NoKernels, match=rf"{open_path} can be written by everybody, .*BLOCKDRAFT_CACHE to"
+    ):
+        build()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_belongs_to_another_user_is_not_loaded_or_compiled_there(
+    is_there: bool, cache: Path, monkeypatch: Patch
+) -> None:
+    path = planted(cache)
+    if not is_there:
+        path.unlink()
+    monkeypatch.setattr(build_module, "_trusted_owners", lambda: frozenset({-1}))
+    with pytest.raises(NoKernels, match="kernels belongs to the user"):
+        build()
+
+
+def test_a_library_of_ours_is_loaded_from_a_folder_in_which_nobody_may_replace_it(
+    cache: Path,
+) -> None:
+    path = planted(cache)
+    for folder in (cache, cache.parent):
+        folder.chmod(0o1777)
+    path.chmod(0o775)
+    assert build() == path
+
+
 def test_a_file_that_is_no_library_is_not_used(
     cache: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, load: Callable[[], object]
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -56,14 +57,16 @@ def build() -> Path:
     meanwhile.
 
     Raises:
-        NoKernels: no compiler, no success, or no place to write to.
+        NoKernels: no compiler, no success, no place to write to, or somebody else may write there.
     """
     threads = _loaded_openmp()
     library = cache_dir() / "kernels" / f"{_digest(threads)}.so"
     if library.exists():
+        _check_owners(library)
         return library
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
+        _check_owners(library)
         with FileLock(library.with_suffix(".lock"), timeout=LOCK_TIMEOUT_S):
             if not library.exists():  # else another process made it while we waited
                 logger.info("compiling kernels for this CPU, once, which may take a minute")
@@ -71,6 +74,34 @@ def build() -> Path:
     except (OSError, subprocess.SubprocessError, Timeout) as error:
         raise NoKernels(str(error)) from error
     return library
+
+
+def _check_owners(library: Path) -> None:
+    """Refuse a library that another user may have put there: its code runs as whoever loads it.
+
+    Only root's and our own are taken. A group that may write is trusted: volumes of containers are
+    often mounted so.
+    """
+    for path in (library.parent.parent, library.parent, library):
+        if not path.exists():
+            continue
+        status = path.stat()
+        # In a folder such as /tmp nobody may replace what is another user's.
+        is_sticky = path.is_dir() and status.st_mode & stat.S_ISVTX
+        if status.st_mode & stat.S_IWOTH and not is_sticky:
+            reason = "can be written by everybody"
+        elif path != library.parent.parent and status.st_uid not in _trusted_owners():
+            reason = f"belongs to the user {status.st_uid}"
+        else:
+            continue
+        raise NoKernels(
+            f"{path} {reason}, who could have code run here; make it yours alone, or set "
+            "BLOCKDRAFT_CACHE to a folder of your own"
+        )
+
+
+def _trusted_owners() -> frozenset[int]:
+    return frozenset({0, os.getuid()})
 
 
 def _digest(threads: Path | None) -> str:
