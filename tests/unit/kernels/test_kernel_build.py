@@ -173,11 +173,11 @@ def planted(cache: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("place", ["the library", "its folder", "the cache"])
+@pytest.mark.parametrize("place", ["the library", "its folder"])
 def test_what_everybody_may_write_is_not_loaded(place: str, cache: Path) -> None:
     path = planted(cache)
     assert build() == path
-    open_path = {"the library": path, "its folder": cache, "the cache": cache.parent}[place]
+    open_path = {"the library": path, "its folder": cache}[place]
     open_path.chmod(0o777)
     with pytest.raises(
         NoKernels, match=rf"{open_path} can be written by everybody, .*BLOCKDRAFT_CACHE to"
@@ -201,8 +201,8 @@ def test_a_library_of_ours_is_loaded_from_a_folder_in_which_nobody_may_replace_i
     cache: Path,
 ) -> None:
     path = planted(cache)
-    for folder in (cache, cache.parent):
-        folder.chmod(0o1777)
+    cache.parent.chmod(0o777)  # as Kubernetes mounts an emptyDir
+    cache.chmod(0o1777)
     path.chmod(0o775)
     assert build() == path
 

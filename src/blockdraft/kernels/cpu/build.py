@@ -79,10 +79,10 @@ def build() -> Path:
 def _check_owners(library: Path) -> None:
     """Refuse a library that another user may have put there: its code runs as whoever loads it.
 
-    Only root's and our own are taken. A group that may write is trusted: volumes of containers are
-    often mounted so.
+    Only root's and our own are taken. A group that may write is trusted, and so is what holds the
+    folder: volumes of containers are often mounted so, the whole cache even for everybody.
     """
-    for path in (library.parent.parent, library.parent, library):
+    for path in (library.parent, library):
         if not path.exists():
             continue
         status = path.stat()
@@ -90,7 +90,7 @@ def _check_owners(library: Path) -> None:
         is_sticky = path.is_dir() and status.st_mode & stat.S_ISVTX
         if status.st_mode & stat.S_IWOTH and not is_sticky:
             reason = "can be written by everybody"
-        elif path != library.parent.parent and status.st_uid not in _trusted_owners():
+        elif status.st_uid not in _trusted_owners():
             reason = f"belongs to the user {status.st_uid}"
         else:
             continue
