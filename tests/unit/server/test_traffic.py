@@ -302,7 +302,9 @@ def test_a_server_answers_what_is_open_and_ends_with_its_engine(llm, gate, monke
         for future in running:
             assert error_of(future.result(), 503)["code"] == "engine_dead"
         wait_until(lambda: server.server.should_exit)
-        assert "boom" in server.server.death
+        assert "RuntimeError" in server.server.death
+        assert "boom" not in server.server.death
+    assert "boom" in caplog.text
     assert "the server ends with its engine" in caplog.text
 
 
