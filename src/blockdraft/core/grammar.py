@@ -1,8 +1,12 @@
 """What an answer must look like: a plain value, compiled by text/grammar.py."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import reduce
+from math import lcm
 from typing import Any, Literal, Self, get_args
 
 from blockdraft.core.errors import RequestError
@@ -10,6 +14,12 @@ from blockdraft.core.errors import RequestError
 _LARGEST_INTEGER = 2**53
 """Up to here llguidance keeps each integer of a schema; it rounds larger ones."""
 _NUMBERS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"
+_LARGEST_MULTIPLE = 20_000
+"""llguidance has a state for each remainder: with ten million it compiled for minutes and took
+gigabytes, and nothing can stop it. With so many it takes 0.2 s and 10 MB."""
+_COMBINING = frozenset({"allOf", "anyOf", "oneOf"})
+_INLINE_SCHEMA = re.compile(r"%json\s*")
+"""Begins a schema in a Lark rule; without one behind it, it is a part of a text or a comment."""
 
 GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
 
@@ -44,6 +54,9 @@ class Grammar:
             _check_options(self.options)
         elif not self.source:
             raise RequestError(f"the {self.kind} is empty; no answer would be left, leave it out")
+        elif self.kind == "lark":
+            for schema in _inline_schemas(self.source):
+                check_numbers(schema)
 
     @classmethod
     def json_object(cls) -> Self:
@@ -92,15 +105,74 @@ def _check_schema(source: str) -> None:
     check_numbers(schema)
 
 
-def check_numbers(schema: Any, *, is_value: bool = False) -> None:
-    """Raise a RequestError for numbers of a JSON schema that llguidance would not keep to.
+def _inline_schemas(source: str) -> Iterator[Any]:
+    """The JSON schemas in the rules of a Lark grammar."""
+    for found in _INLINE_SCHEMA.finditer(source):
+        try:
+            yield json.JSONDecoder().raw_decode(source, found.end())[0]
+        except (ValueError, RecursionError):  # llguidance refuses it, if it is one at all
+            continue
 
-    It rounds large integers, and may allow a bound that is excluded.
-    is_value: what is given is itself a value that an answer may have to hold.
+
+def check_numbers(schema: Any) -> None:
+    """Raise a RequestError for numbers of a JSON schema that llguidance cannot keep to.
+
+    It rounds large integers, may allow a bound that is excluded, and needs too much memory for
+    multiples of large numbers.
     """
+    _check_values(schema)
+    _check_multiples(schema)
+
+
+def _check_multiples(schema: Any) -> None:
+    """Refuse numbers of which an answer's numbers must be multiples, if they are too large.
+
+    What is combined may meet in one number, and so may all that a schema holds if it has references
+    to its parts.
+    """
+    found: dict[int, int] = {}
+    has_references = False
+    waiting: list[tuple[Any, int | None]] = [(schema, None)]
+    while waiting:
+        own, group = waiting.pop()
+        if isinstance(own, list):
+            waiting += [(item, group) for item in own]
+        if not isinstance(own, dict):
+            continue
+        has_references = has_references or "$ref" in own
+        if group is None and _COMBINING & own.keys():
+            group = id(own)
+        number = own.get("multipleOf")
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            place = id(own) if group is None else group
+            found[place] = _common_multiple(found.get(place, 1), _digits(number))
+        waiting += [(item, group) for name, item in own.items() if name not in ("const", "enum")]
+    if has_references:
+        reduce(_common_multiple, found.values(), 1)
+
+
+def _common_multiple(one: int, other: int) -> int:
+    number = lcm(one, other)
+    if number > _LARGEST_MULTIPLE:
+        raise RequestError(
+            f"the JSON schema asks for multiples of {number} (of several numbers their least "
+            "common multiple, without decimal points and the zeros at their ends), and at most "
+            f"{_LARGEST_MULTIPLE} is followed; leave multipleOf out"
+        )
+    return number
+
+
+def _digits(number: float) -> int:
+    """Without its decimal point and the zeros at its end."""
+    digits = "".join(map(str, Decimal(repr(number)).as_tuple().digits)).rstrip("0")
+    return int(digits or 1)
+
+
+def _check_values(schema: Any, *, is_value: bool = False) -> None:
+    """`is_value`: what is given is itself a value that an answer may have to hold."""
     if isinstance(schema, list):
         for own in schema:
-            check_numbers(own, is_value=is_value)
+            _check_values(own, is_value=is_value)
     elif isinstance(schema, dict):
         bound = None if is_value else _bound_not_excluded(schema)
         if bound is not None:
@@ -110,7 +182,7 @@ def check_numbers(schema: Any, *, is_value: bool = False) -> None:
             )
         for key, own in schema.items():
             is_own_value = is_value or key in ("const", "enum", *_NUMBERS)
-            check_numbers(own, is_value=is_own_value)
+            _check_values(own, is_value=is_own_value)
     elif is_value and isinstance(schema, int) and abs(schema) > _LARGEST_INTEGER:
         raise RequestError(
             f"the JSON schema holds the integer {schema!s:.40}, and integers beyond "

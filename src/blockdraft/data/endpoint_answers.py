@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from blockdraft.core.errors import BlockdraftError, ConfigError, NetworkError
 from blockdraft.data.answers import Answer, Job
@@ -33,12 +33,23 @@ _MODEL_OPTION = "--endpoint-model (of `bench speed`: --against-model)"
 
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 """Statuses that another try may not meet."""
+_ELSEWHERE = {301, 302, 303, 307, 308}
 _OF_THE_JOB = {400, 413, 422}
 """Statuses that say something of one request."""
 
 
+class _NoRedirects(HTTPRedirectHandler):
+    """Python's own would hand the key on to whatever server a redirect names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Leave the redirect to the caller, as an HTTPError."""
+
+
+_OPENER = build_opener(_NoRedirects)
+
+
 def check_url(url: str) -> None:
-    """Refuse what no client could connect to.
+    """Refuse what no client could connect to, and a password in it, which results would tell.
 
     Raises:
         ConfigError: it is no URL of a web server.
@@ -51,6 +62,11 @@ def check_url(url: str) -> None:
     # White space is passed over when a URL is taken apart, and refused when it is asked for.
     if not fits or any(sign.isspace() for sign in url):
         raise ConfigError(f"endpoint {url!r} is no URL; give one such as http://localhost:8000/v1")
+    if "@" in parts.netloc:
+        raise ConfigError(
+            "the endpoint's URL holds a user or a password, which would stand in the log and in "
+            f"results; leave them out, and put a key into ${KEY_VARIABLE}"
+        )
 
 
 class Refused(BlockdraftError):
@@ -128,7 +144,7 @@ class Endpoint:
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1))
                 time.sleep(pause * random.uniform(0.5, 1.0))
             try:
-                with urlopen(self._request(path, body), timeout=TIMEOUT) as response:
+                with _OPENER.open(self._request(path, body), timeout=TIMEOUT) as response:
                     return json.load(response)
             except HTTPError as error:
                 with error:
@@ -154,7 +170,7 @@ class Endpoint:
             NetworkError: it does not answer, breaks off, or is silent for `timeout` seconds.
         """
         try:
-            with urlopen(self._request(path, body), timeout=timeout) as response:
+            with _OPENER.open(self._request(path, body), timeout=timeout) as response:
                 for line in response:
                     said = line.decode("utf-8").strip().removeprefix("data:").strip()
                     if said.startswith("{"):
@@ -186,6 +202,11 @@ class Endpoint:
             )
         if status in _OF_THE_JOB:
             return Refused(reason)
+        if status in _ELSEWHERE:
+            return ConfigError(
+                f"endpoint {self.url} redirects to another URL ({reason}), which is not followed, "
+                "as it would get the key; give that URL"
+            )
         return ConfigError(
             f"endpoint {self.url} refuses ({reason}); give the URL that OpenAI's clients take, "
             f"with /v1, and the target's name there with {_MODEL_OPTION}"

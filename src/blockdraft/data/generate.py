@@ -162,7 +162,9 @@ def load_tokenizers(
         ModelError: it has no template, and not all of the prompts are plain text.
     """
     loaded = load_tokenizer(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     if config.num_self_written or not all(prompt.is_plain for prompt in prompts):
         check_template(tokenizer, config.thinking)
     return loaded.eos_ids, tokenizer

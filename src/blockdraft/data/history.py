@@ -89,7 +89,9 @@ def is_answered(config: DataConfig) -> bool:
     if not same:
         return False
     folder = resolve_model(config.target)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     hashes = _hashes(folder, tokenizer)
     return all(manifest[name]["sha256"] == value["sha256"] for name, value in hashes.items())
 

@@ -217,7 +217,9 @@ class AsyncEngine:
             self._die("the server is shutting down; ask again later", EngineStopped)
         except BaseException as error:
             logger.exception("the engine has ended")
-            death = f"the engine has ended: {error!r}; restart the server"
+            # Everybody is told, at /health without a key, and an error may name files.
+            kind = type(error).__name__
+            death = f"the engine has ended ({kind}), and the log says why; restart the server"
             self._die(death)
             if self.on_death is not None:
                 self.on_death(death)

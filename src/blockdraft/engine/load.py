@@ -270,7 +270,7 @@ def free_drafters(
     if config.ngrams:
         table = layers = None
         if drafter_folder is not None:
-            table = NGramTable.load(drafter_folder)
+            table = NGramTable.load(drafter_folder, target.vocab_size)
             layers = _hydra_layers(drafter_folder, target, feature_layers)
         if table is not None or layers is not None or looks_up:
             found.append(NGramDrafter(table or NGramTable([]), target.vocab_size, layers))

@@ -64,7 +64,10 @@ def convert_gguf(path: Path, folder: Path) -> None:
     with _silence():
         _save_tokenizer(tokenizer, folder)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.bfloat16
+            path.parent,
+            gguf_file=path.name,
+            dtype=torch.bfloat16,
+            trust_remote_code=False,
         )
         _save_model(model, folder)
 
@@ -98,7 +101,9 @@ def describe_gguf(path: Path, folder: Path) -> None:
             tokenizer = gguf_tokenizer(path)
         folder.mkdir()
         _save_tokenizer(tokenizer, folder, _ends(path))
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        config = AutoConfig.from_pretrained(
+            path.parent, gguf_file=path.name, trust_remote_code=False
+        )
         _complete(config, path, _header(path, architecture))
         _save_config(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__, folder)
 
@@ -109,7 +114,7 @@ def _tokenizer_beside(path: Path) -> Any:
     Raises:
         ModelError: it is another model's: more than a tenth of the tokens differ.
     """
-    tokenizer = AutoTokenizer.from_pretrained(path.parent)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, trust_remote_code=False)
     known: list[str] = _field(path, "tokenizer.ggml.tokens") or []
     known = known[: len(tokenizer)]
     found = tokenizer.convert_ids_to_tokens(list(range(len(known))))

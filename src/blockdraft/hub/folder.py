@@ -27,6 +27,9 @@ def read_index(path: Path) -> dict[str, str]:
     names = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ValueError("it names no file for each tensor")
+    # What lies elsewhere would be in no hash of the model.
+    if outside := [name for name in names.values() if Path(name).name != name]:
+        raise ValueError(f"it names {outside[0]!r:.80}, which is no file beside it")
     return names
 
 
@@ -55,8 +58,8 @@ def missing_parts(folder: Path) -> list[str]:
         return missing + _other_shards(found) + _pointers(folder, found)
     try:
         shards = set(read_index(index).values())
-    except (OSError, ValueError):
-        return [*missing, f"a readable {INDEX_NAME}"]
+    except (OSError, ValueError) as error:
+        return [*missing, f"a readable {INDEX_NAME} ({error})"]
     missing += sorted(shard for shard in shards if not (folder / shard).is_file())
     return missing + _pointers(folder, sorted(shards.difference(missing)))
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from typing import Any
 
 from blockdraft.core.machine import (
@@ -29,7 +30,9 @@ VARIABLES = (
     *("MKL_NUM_THREADS", "KMP_AFFINITY", "LD_PRELOAD", *INSTRUCTION_VARIABLES),
     *("CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONPATH"),
 )
-SECRETS = ("BLOCKDRAFT_API_KEY", "HF_TOKEN")
+_PASSWORD = re.compile(r"//[^/@]*@")
+"""User and password in a URL, as of a mirror of the hub."""
+SECRETS = ("BLOCKDRAFT_API_KEY", "BLOCKDRAFT_ENDPOINT_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """Variables of which a report says only that they are set."""
 
 
@@ -52,7 +55,11 @@ def describe_installation() -> dict[str, Any]:
         "free_memory_bytes": free_memory_bytes(),
         "torch": _describe_torch(),
         "cache_folder": str(cache_dir()),
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        "environment": {
+            name: _PASSWORD.sub("//...@", os.environ[name])
+            for name in VARIABLES
+            if name in os.environ
+        }
         | {name: "(set)" for name in SECRETS if name in os.environ},
     }
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import logging
 from collections.abc import Callable
 from time import perf_counter
@@ -268,7 +269,11 @@ def _log(scope: Scope, status: int, seconds: float) -> None:
 
 
 def _address(scope: Scope) -> str:
-    return (scope.get("client") or ("unknown",))[0]
+    """Of the client, as a trusted proxy tells it, which may pass on what the client has written."""
+    try:
+        return str(ipaddress.ip_address((scope.get("client") or ("",))[0]))
+    except ValueError:
+        return "unknown"
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

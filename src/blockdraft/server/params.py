@@ -3,7 +3,7 @@
 Ranges are SamplingParams' own. What this server cannot do is refused here, with its name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockdraft.core.errors import ContextTooLong, RequestError
@@ -13,6 +13,9 @@ from blockdraft.server.protocol import ChatRequest, CompletionRequest, Sampling
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; SamplingParams' own default is greedy."""
+MAX_SCORES = 2**20
+"""Log-probabilities of several prompts in one answer. To write so many takes seconds, in which all
+other requests wait, and some hundred megabytes."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's for text completions; a chat answer may fill the context."""
 
@@ -110,6 +113,26 @@ def completion_params(
         prompt_logprobs=bool(request.echo) and request.logprobs is not None,
         grammar=grammar,
     )
+
+
+def check_scores(request: CompletionRequest, prompts: Sequence[Sequence[int]]) -> None:
+    """Refuse to score more of the prompts than is written at once; a single one is always scored.
+
+    For a request whose values are in their ranges.
+
+    Raises:
+        RequestError: says how many log-probabilities that would be.
+    """
+    n = 1 if request.n is None else request.n
+    if not request.echo or request.logprobs is None or n * len(prompts) == 1:
+        return
+    num = n * sum(map(len, prompts)) * (request.logprobs + 1)
+    if num > MAX_SCORES:
+        raise RequestError(
+            f"the request asks for {num} log-probabilities of its prompts, and at most "
+            f"{MAX_SCORES} are given at once; send fewer prompts in a request, or lower logprobs",
+            param="logprobs",
+        )
 
 
 def is_echo_alone(request: CompletionRequest) -> bool:

@@ -15,7 +15,7 @@ from blockdraft.core.words import counted
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
 from blockdraft.measure.identity import describe_setup
-from blockdraft.server.address import BACKLOG, url_of
+from blockdraft.server.address import BACKLOG, is_loopback, url_of
 from blockdraft.server.app import create_app
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.connection import Connection
@@ -47,6 +47,12 @@ def serve(llm: LLM, config: ServeConfig, sock: socket.socket) -> bool:
     service.engine.start()
     try:
         host, port = sock.getsockname()[:2]
+        if not config.api_keys and not is_loopback(host):
+            logger.warning(
+                "no API key is set: everybody who can reach %s may use the model; give "
+                "--api-key-file, or listen on 127.0.0.1",
+                url_of(host, port),
+            )
         logger.info("serving %s on %s", service.model.name, url_of(host, port))
         server.run(sockets=[sock])
     finally:

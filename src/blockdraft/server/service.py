@@ -24,6 +24,7 @@ from blockdraft.server.metrics import Metrics
 from blockdraft.server.params import (
     chat_names,
     chat_params,
+    check_scores,
     completion_params,
     is_echo_alone,
 )
@@ -169,6 +170,7 @@ class Service:
             )
             for ids in prompts
         ]
+        check_scores(request, prompts)
         form = CompletionForm(
             self.tokens,
             prompts,

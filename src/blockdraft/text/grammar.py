@@ -338,4 +338,5 @@ def _refusal(grammar: Grammar, reason: str) -> RequestError:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Without the stack of a panic, which with RUST_BACKTRACE names files of this machine."""
+    return " ".join(text.partition("<backtrace>")[0].split())

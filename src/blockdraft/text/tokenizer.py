@@ -41,8 +41,15 @@ _TAIL = 16
 OPTIONAL_KEYS = frozenset({"reasoning_content"})
 _RESERVED_OPTIONS = frozenset(
     {
-        *("add_special_tokens", "chat_template", "conversation", "documents", "max_length"),
-        *("messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
+        *("add_special_tokens", "chat_template", "conversation", "conversations", "documents"),
+        *(
+            "max_length",
+            "messages",
+            "padding",
+            "return_assistant_tokens_mask",
+            "return_dict",
+            "return_tensors",
+        ),
         *("sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
     }
 )

@@ -35,7 +35,9 @@ def describe_target(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
         ConfigError: a manifest of answers is damaged.
         ModelError: the target's weights cannot be read.
     """
-    tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        config.target, local_files_only=True, trust_remote_code=False
+    )
     told = told_thinking(config.data)
     return {
         "weights_sha256": weights_sha256(config.target),

@@ -117,7 +117,9 @@ def shape_of(
     """
     mask_token_id = config.mask_token_id
     if mask_token_id is None:
-        tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            config.target, local_files_only=True, trust_remote_code=False
+        )
         mask_token_id = unused_special_token(
             _special_ids(tokenizer),
             TextStore.of(examples).used_tokens(),
@@ -149,7 +151,9 @@ def check_mask_before_answers(config: TrainConfig) -> None:
     """
     if config.mask_token_id is None or config.init_from is not None:
         return
-    tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        config.target, local_files_only=True, trust_remote_code=False
+    )
     text = tokenizer.decode([config.mask_token_id])
     if text and config.mask_token_id not in _special_ids(tokenizer):
         raise ConfigError(

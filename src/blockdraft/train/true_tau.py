@@ -198,7 +198,9 @@ def _read_named(config: TrainConfig) -> list[Prompt]:
 
 
 def _named_prompts(config: TrainConfig) -> list[Encoded]:
-    tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        config.target, local_files_only=True, trust_remote_code=False
+    )
     prompts = _read_named(config)
     if not prompts:
         names = ", ".join(map(str, config.tau_prompts))

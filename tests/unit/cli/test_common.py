@@ -301,6 +301,7 @@ def test_completion_can_be_installed():
 
 def test_env_tells_a_bug_report_what_it_needs(monkeypatch, without_kernels):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hf_secret@mirror.example/hub")
     monkeypatch.setenv("BLOCKDRAFT_KERNELS", "off")
     found = run_json("env")
     assert {"blockdraft", "commit", "python", "torch", "transformers", "llguidance"} <= set(
@@ -315,6 +316,7 @@ def test_env_tells_a_bug_report_what_it_needs(monkeypatch, without_kernels):
     people = run("env").stdout
     assert torch.__version__ in people
     assert "hf_secret" not in people + json.dumps(found)
+    assert found["environment"]["HF_ENDPOINT"] == "https://...@mirror.example/hub"
 
 
 def test_env_reports_a_broken_installation(monkeypatch):

@@ -37,7 +37,7 @@ def good_answer(body):
 
 
 @contextmanager
-def server_of(answer=good_answer, models=("tiny",)):
+def server_of(answer=good_answer, models=("tiny",), headers=None):
     """`answer` gives (status, body) for the body of a request; yields (URL, what was asked)."""
     asked = []
 
@@ -46,6 +46,8 @@ def server_of(answer=good_answer, models=("tiny",)):
             said = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(said)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(said)
 
@@ -167,7 +169,7 @@ def test_failures_that_may_pass_are_tried_again():
 
 
 def test_answers_that_break_off_are_tried_again(monkeypatch):
-    whole = endpoint_answers.urlopen
+    whole = endpoint_answers._OPENER.open
     broken = Message(), BytesIO()
     broken[1].read = Mock(side_effect=IncompleteRead(b"bu", 2))
     errors = [IncompleteRead(b"{", 9), BadStatusLine(""), HTTPError("/", 503, "busy", *broken)]
@@ -178,7 +180,7 @@ def test_answers_that_break_off_are_tried_again(monkeypatch):
             raise error
         return whole(request, timeout=timeout)
 
-    monkeypatch.setattr(endpoint_answers, "urlopen", urlopen)
+    monkeypatch.setattr(endpoint_answers._OPENER, "open", urlopen)
     with server_of() as (url, _):
         assert answers_of(url, jobs(2), slots=1).keys() == {"0", "1"}
 
@@ -247,6 +249,24 @@ def test_nobody_there(monkeypatch, caplog):
         Endpoint.find(url, None)
     # Else nothing would be said for a minute.
     assert caplog.text.count("does not answer") == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_does_not_get_the_key(status, monkeypatch):
+    monkeypatch.setenv("BLOCKDRAFT_ENDPOINT_KEY", "secret")
+    with (
+        server_of() as (other, _),
+        server_of(lambda _: (status, {}), headers={"location": f"{other}/models"}) as (url, asked),
+        pytest.raises(ConfigError, match=r"redirects to another URL .* give that URL"),
+    ):
+        Endpoint.find(url, None).call("/completions", {})
+    assert asked == [("/v1/completions", {}, "Bearer secret")]
+
+
+def test_a_password_in_the_url_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="a user or a password") as refused:
+        Endpoint.find("http://me:secret@localhost:8000/v1", "tiny")
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -162,11 +162,20 @@ def test_every_shard_of_the_index_is_needed(tmp_path):
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "two.safetensors"}}))
     assert missing_parts(folder) == ["two.safetensors"]
-    for damaged in ("{", "[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}'):
-        index.write_text(damaged)
-        assert missing_parts(folder) == ["a readable model.safetensors.index.json"]
-    index.write_bytes(b"\xff")
-    assert missing_parts(folder) == ["a readable model.safetensors.index.json"]
+    damaged = [b"{", b"[]", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}', b"\xff"]
+    for content in damaged:
+        index.write_bytes(content)
+        (missing,) = missing_parts(folder)
+        assert missing.startswith("a readable model.safetensors.index.json (")
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "sub/model.safetensors"])
+def test_weights_outside_of_the_folder_are_refused(tmp_path, name):
+    folder, other = make_model(tmp_path / "model"), make_model(tmp_path / "other")
+    (folder / "sub").symlink_to(other)
+    for one in (name, str(other / "model.safetensors")):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": one}}))
+        assert "which is no file beside it" in error_of(resolve_model, str(folder))
 
 
 @pytest.mark.parametrize(

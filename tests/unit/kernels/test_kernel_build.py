@@ -1,6 +1,7 @@
 """The library is compiled once a machine, appears whole, and its absence harms nobody."""
 
 import logging
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -162,6 +163,61 @@ def test_a_library_that_does_not_load_is_compiled_again(
     assert load() is not None
     assert "compiled again" in caplog.text
     assert path.stat().st_size > len(b"half")
+
+
+def planted(cache: Path) -> Path:
+    """A library under the name that is looked for."""
+    cache.mkdir(exist_ok=True)
+    path = cache / f"{build_module._digest(build_module._loaded_openmp())}.so"
+    path.write_bytes(b"code")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("place", ["the library", "its folder"])
+def test_what_everybody_may_write_is_not_loaded(place: str, cache: Path) -> None:
+    path = planted(cache)
+    assert build() == path
+    open_path = {"the library": path, "its folder": cache}[place]
+    open_path.chmod(0o777)
+    with pytest.raises(
+        NoKernels, match=rf"{open_path} can be written by everybody, .*BLOCKDRAFT_CACHE to"
+    ):
+        build()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_belongs_to_another_user_is_not_loaded_or_compiled_there(
+    is_there: bool, cache: Path, monkeypatch: Patch
+) -> None:
+    path = planted(cache)
+    if not is_there:
+        path.unlink()
+    monkeypatch.setattr(build_module, "_trusted_owners", lambda: frozenset({-1}))
+    with pytest.raises(NoKernels, match="kernels belongs to the user"):
+        build()
+
+
+def test_a_library_of_ours_is_loaded_from_a_folder_in_which_nobody_may_replace_it(
+    cache: Path,
+) -> None:
+    path = planted(cache)
+    cache.parent.chmod(0o777)  # as Kubernetes mounts an emptyDir
+    cache.chmod(0o1777)
+    path.chmod(0o775)
+    assert build() == path
+
+
+def test_what_is_compiled_is_ours_alone_whatever_the_umask(cache: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(build_module, "_run", lambda command: Path(command[-1]).touch())
+    monkeypatch.setenv(build_module.COMPILER, "true")
+    previous = os.umask(0)
+    try:
+        path = build()
+    finally:
+        os.umask(previous)
+    assert build() == path
+    assert [one.stat().st_mode & 0o777 for one in (cache, path)] == [0o755, 0o755]
 
 
 def test_a_file_that_is_no_library_is_not_used(

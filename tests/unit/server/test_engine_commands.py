@@ -185,6 +185,10 @@ def test_values_that_an_engine_cannot_take(tmp_path, folders, started, monkeypat
     assert "there is no drafter" in refusal(*vllm, "--drafter", "none", "--num-draft-tokens", 1)
     assert "--port stands in the engine's command" in refusal(*vllm, "--", "--port=1")
     assert "--max-num-seqs stands" in refusal(*vllm, "--max-concurrency", 2, "--", "--max_num_seqs")
+    for key in (["--api-key", "very-secret"], ["--api_key=very-secret"]):
+        line = refusal(*vllm, "--", *key)
+        assert "--api-key on the command line is seen by everybody" in line
+        assert "very-secret" not in line
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n", encoding="ascii")
     assert "2 API keys are given" in refusal(*vllm, "--api-key-file", keys)

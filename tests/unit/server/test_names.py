@@ -138,6 +138,15 @@ def test_only_a_known_proxy_says_for_whom_it_asks(llm, monkeypatch, trusted, exp
         assert found == [expected]
 
 
+@pytest.mark.parametrize("told", ["9.9.9.9 POST /v1/models 200", "x" * 3000, "\x9b2J"])
+def test_what_is_no_address_is_nobodys(llm, monkeypatch, caplog, told):
+    with running_server(llm, trusted_proxies=("127.0.0.1",)) as server, caplog.at_level("INFO"):
+        found = clients_of(server, monkeypatch)
+        assert post(server, **{"x-forwarded-for": told.encode("latin-1")}).status_code == 200
+        assert found == ["unknown"]
+    assert told not in caplog.text
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -326,6 +326,20 @@ def test_ids_that_are_none_are_refused_before_they_are_echoed(server, prompt):
         assert error["param"] == "prompt"
 
 
+def test_more_scores_of_prompts_than_are_written_at_once_are_refused(server, monkeypatch):
+    monkeypatch.setattr("blockdraft.server.params.MAX_SCORES", 24)
+    scored = {"echo": True, "logprobs": 1, "max_tokens": 0}
+    for asked in ({"prompt": [[5] * 6, [5] * 7]}, {"prompt": [5] * 7, "n": 2}):
+        error = error_of(server.post(TEXT, **scored, **asked), 400)
+        assert error["param"] == "logprobs"
+        assert re.search(r"asks for 2[68] log-prob.* at most 24 .*; send fewer", error["message"])
+    for asked in ({"prompt": [[5] * 6] * 2}, {"prompt": [5] * 24}):
+        assert server.post(TEXT, **scored, **asked).status_code == 200
+    for unscored in ({"echo": True}, {"logprobs": 1}):
+        answer = server.post(TEXT, prompt=[[5] * 13] * 2, max_tokens=1, **unscored)
+        assert answer.status_code == 200
+
+
 TOGETHER = [
     ("tool_choice", {"tools": [TOOL], "tool_choice": named("g")}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}),

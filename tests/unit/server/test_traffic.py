@@ -222,6 +222,17 @@ def test_other_pages_may_ask_only_if_allowed(llm):
         assert "access-control-allow-origin" not in refused.headers
 
 
+@pytest.mark.parametrize("keys", [(), KEYS])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_server_that_others_reach_without_a_key_says_so(llm, monkeypatch, caplog, host, keys):
+    monkeypatch.setattr(DrainingServer, "run", lambda self, sockets: None)
+    config = ServeConfig(host=host, port=0, api_keys=keys)
+    with bind(config) as sock:
+        serve(llm, config, sock)
+    told = [record for record in caplog.records if "no API key" in record.message]
+    assert bool(told) == (host == "0.0.0.0" and not keys)
+
+
 def drain(server):
     server.server.handle_exit(signal.SIGTERM, None)
     wait_until(lambda: server.traffic.is_draining)
@@ -291,7 +302,9 @@ def test_a_server_answers_what_is_open_and_ends_with_its_engine(llm, gate, monke
         for future in running:
             assert error_of(future.result(), 503)["code"] == "engine_dead"
         wait_until(lambda: server.server.should_exit)
-        assert "boom" in server.server.death
+        assert "RuntimeError" in server.server.death
+        assert "boom" not in server.server.death
+    assert "boom" in caplog.text
     assert "the server ends with its engine" in caplog.text
 
 

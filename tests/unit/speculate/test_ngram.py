@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from blockdraft.core.errors import ModelError
@@ -127,6 +128,9 @@ def test_a_damaged_table_is_refused_with_the_remedy(tmp_path: Path) -> None:
         arrays | {"3.levels": arrays["3.levels"][:-1]},
         {name: value for name, value in arrays.items() if name != "frequencies"},
         arrays | {"frequencies": arrays["frequencies"][:-1]},
+        arrays | {"1.tokens": -arrays["1.tokens"].astype(np.int64)},
+        arrays | {"1.counts": opposed(arrays["1.counts"])},
+        arrays | {"1.keys": arrays["1.keys"][:, None]},
     ):
         save_file({name: np.ascontiguousarray(value) for name, value in damaged.items()}, path)
         with pytest.raises(ModelError, match=r"is no table of n-grams .* or delete it"):
@@ -134,6 +138,23 @@ def test_a_damaged_table_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(ModelError, match="is no table of n-grams"):
         NGramTable.load(tmp_path)
+
+
+def opposed(counts: NDArray[np.uint16]) -> NDArray[np.int64]:
+    """With the same sum, but far beyond the end in between."""
+    found = counts.astype(np.int64)
+    found[0] += 10**12
+    found[1] -= 10**12
+    return found
+
+
+def test_a_table_of_a_target_with_more_tokens_is_refused(tmp_path: Path) -> None:
+    table = NGramTable.count(texts_of(1, 9))
+    table.save(tmp_path)
+    num_tokens = len(table.frequencies)
+    assert NGramTable.load(tmp_path, num_tokens) is not None
+    with pytest.raises(ModelError, match=rf"of {num_tokens} tokens; the target has 3\).*delete it"):
+        NGramTable.load(tmp_path, 3)
 
 
 def sample_of(token_ids: list[int], seed: int = 11, **params: Any) -> Sequence:

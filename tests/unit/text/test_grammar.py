@@ -392,7 +392,55 @@ def test_what_cannot_be_taken_back_or_is_not_obeyed_is_refused(grammars, grammar
 def test_integers_that_would_be_rounded_are_refused(schema):
     with pytest.raises(RequestError, match="would be rounded; give it as a string"):
         Grammar.json_schema(schema)
+    with pytest.raises(RequestError, match="would be rounded; give it as a string"):
+        Grammar.lark(f"start: %json {json.dumps(schema)}")
     assert Grammar.json_schema({"const": 2**53, "default": 10**30, "maxLength": 3})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 9_999_991},
+        {"properties": {"price": {"type": "number", "multipleOf": 999.983}}},
+        {"anyOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83)]},
+        {
+            "properties": {"a": {"multipleOf": 9973}, "b": {"multipleOf": 9967}},
+            "items": {"anyOf": [{"$ref": "#/properties/a"}, {"$ref": "#/properties/b"}]},
+        },
+    ],
+)
+def test_multiples_that_take_gigabytes_to_compile_are_refused(schema):
+    with pytest.raises(RequestError, match="at most 20000 is followed; leave multipleOf out"):
+        Grammar.json_schema(schema)
+
+
+def test_multiples_that_take_gigabytes_are_refused_in_a_lark_rule_too():
+    schema = r'{"type": "integer", "\u006dultipleOf": 9999991}'
+    with pytest.raises(RequestError, match="at most 20000"):
+        Grammar.lark(f'start: "n" %json {schema}')
+    assert Grammar.lark('start: "%json" /%json {/ // %json'), "no schema follows"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"items": {"anyOf": [{"multipleOf": n} for n in (0.01, 7, 100, 10**9, 86400)]}},
+        {"properties": {str(n): {"items": {"multipleOf": n}} for n in (9973, 9967)}},
+        {"properties": {"multipleOf": {"const": {"multipleOf": 99_991}}}},
+        {"multipleOf": 0},
+    ],
+)
+def test_other_multiples_are_left_to_the_compiler(schema):
+    assert Grammar.json_schema(schema)
+
+
+def test_a_refusal_does_not_show_the_stack_of_a_panic(grammars, monkeypatch):
+    def panic(_: Grammar) -> str:
+        raise ValueError("panic: too large <backtrace> 1: /home/somebody/python")
+
+    monkeypatch.setattr("blockdraft.text.grammar._llguidance_source", panic)
+    with pytest.raises(RequestError, match=r"cannot be used: panic: too large$"):
+        grammars.compile(Grammar.regex("a{7}"))
 
 
 @pytest.mark.parametrize(

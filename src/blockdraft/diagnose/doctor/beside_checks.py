@@ -28,7 +28,7 @@ def _read(name: str, look: Callable[[], Check]) -> Check:
 
 
 def _table_check(pair: Pair) -> Check:
-    table = NGramTable.load(pair.drafter_folder)
+    table = NGramTable.load(pair.drafter_folder, pair.num_rows)
     if table is None:
         remedy = (
             "`blockdraft count-ngrams DRAFTER ANSWERS` counts one in seconds, in answers that "

@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,8 @@ EXTRA_FLAGS = "BLOCKDRAFT_KERNEL_FLAGS"
 LOCK_TIMEOUT_S = 300.0
 """Longest wait for another process that compiles, seconds."""
 COMPILE_TIMEOUT_S = 240.0
+_OURS_ALONE = 0o755
+"""Rights of what is made here, also where the user's umask would let others write to it."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +59,16 @@ def build() -> Path:
     meanwhile.
 
     Raises:
-        NoKernels: no compiler, no success, or no place to write to.
+        NoKernels: no compiler, no success, no place to write to, or somebody else may write there.
     """
     threads = _loaded_openmp()
     library = cache_dir() / "kernels" / f"{_digest(threads)}.so"
     if library.exists():
+        _check_owners(library)
         return library
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(mode=_OURS_ALONE, parents=True, exist_ok=True)
+        _check_owners(library)
         with FileLock(library.with_suffix(".lock"), timeout=LOCK_TIMEOUT_S):
             if not library.exists():  # else another process made it while we waited
                 logger.info("compiling kernels for this CPU, once, which may take a minute")
@@ -71,6 +76,34 @@ def build() -> Path:
     except (OSError, subprocess.SubprocessError, Timeout) as error:
         raise NoKernels(str(error)) from error
     return library
+
+
+def _check_owners(library: Path) -> None:
+    """Refuse a library that another user may have put there: its code runs as whoever loads it.
+
+    Only root's and our own are taken. A group that may write is trusted, and so is what holds the
+    folder: volumes of containers are often mounted so, the whole cache even for everybody.
+    """
+    for path in (library.parent, library):
+        if not path.exists():
+            continue
+        status = path.stat()
+        # In a folder such as /tmp nobody may replace what is another user's.
+        is_sticky = path.is_dir() and status.st_mode & stat.S_ISVTX
+        if status.st_mode & stat.S_IWOTH and not is_sticky:
+            reason = "can be written by everybody"
+        elif status.st_uid not in _trusted_owners():
+            reason = f"belongs to the user {status.st_uid}"
+        else:
+            continue
+        raise NoKernels(
+            f"{path} {reason}, who could have code run here; make it yours alone, or set "
+            "BLOCKDRAFT_CACHE to a folder of your own"
+        )
+
+
+def _trusted_owners() -> frozenset[int]:
+    return frozenset({0, os.getuid()})
 
 
 def _digest(threads: Path | None) -> str:
@@ -105,6 +138,7 @@ def _compile(library: Path, threads: Path | None) -> None:
         # torch's own runtime by its path, not -fopenmp: a second one would bring its own threads.
         runtime = [str(threads)] if threads else []
         _run([*compiler, *_extra_flags(), "-shared", *objects, *runtime, "-o", str(part)])
+        part.chmod(_OURS_ALONE)
         part.replace(library)
 
 

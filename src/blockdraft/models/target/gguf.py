@@ -49,7 +49,7 @@ def load_gguf_model(
     Raises:
         ModelError: the file lacks a weight, or has one that the model does not.
     """
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     _make_rotations(model, config, device)

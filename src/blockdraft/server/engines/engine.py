@@ -15,6 +15,7 @@ spec = importlib.util.find_spec(sys.argv[1])
 sys.exit(spec is None or spec.origin is None)
 """
 _PROBE_SECONDS = 60
+_KEYS = frozenset({"--api-key", "--admin-api-key"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,17 @@ def common_arguments(settings: EngineSettings) -> list[str]:
 def _check_extra(arguments: Sequence[str], extra: Sequence[str]) -> None:
     """Refuse an option twice: the engine would take the last, and we wait at the first's address.
 
+    An API key, too: other users of the machine could read it.
+
     Engines read dashes and underscores alike.
     """
     ours = {argument for argument in arguments if argument.startswith("--")}
     for argument in extra:
         option = argument.split("=")[0].replace("_", "-")
+        if option in _KEYS:
+            raise ConfigError(
+                f"{option} on the command line is seen by everybody, and stands in the log; "
+                "set BLOCKDRAFT_API_KEY, or what the engine has for a file"
+            )
         if option in ours:
             raise ConfigError(f"{option} stands in the engine's command already; leave it out")

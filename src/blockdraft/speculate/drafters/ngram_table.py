@@ -114,18 +114,24 @@ class NGramTable:
         replace_file(folder / NGRAMS_NAME, lambda path: save_file(arrays, path))
 
     @classmethod
-    def load(cls, folder: Path) -> "NGramTable | None":
+    def load(cls, folder: Path, vocab_size: int | None = None) -> "NGramTable | None":
         """The table in a drafter's folder; None if it has none.
 
+        vocab_size: of the target, if it is known.
+
         Raises:
-            ModelError: the file is damaged, or of an earlier version.
+            ModelError: the file is damaged, of an earlier version, or of another target.
         """
         path = folder / NGRAMS_NAME
         if not path.exists():
             return None
         try:
             arrays = load_file(path)
+            if odd := [name for name, one in arrays.items() if not _is_list_of_counts(one)]:
+                raise ValueError(f"{odd[0]} are no counts")
             frequencies = arrays["frequencies"]
+            if vocab_size is not None and len(frequencies) > vocab_size:
+                raise ValueError(f"of {len(frequencies)} tokens; the target has {vocab_size}")
             parts = [_loaded(arrays, length, len(frequencies)) for length in range(1, LONGEST + 1)]
             return cls(parts, frequencies)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
@@ -133,6 +139,10 @@ class NGramTable:
                 f"{path} is no table of n-grams ({error}); copy it again, or delete it to draft "
                 "without"
             ) from error
+
+
+def _is_list_of_counts(array: NDArray[Any]) -> bool:
+    return array.ndim == 1 and array.dtype.kind == "u" and array.dtype.itemsize <= 4
 
 
 def _loaded(arrays: dict[str, NDArray[Any]], length: int, num_tokens: int) -> NGramPart:

@@ -99,9 +99,9 @@ class SmallModel(TeacherForced):
         self.model.save_pretrained(folder)
         if (Path(folder) / WEIGHTS_NAME).exists():  # shards have an index already
             write_index(Path(folder))
-        AutoTokenizer.from_pretrained(self._tokenizer, local_files_only=True).save_pretrained(
-            folder
-        )
+        AutoTokenizer.from_pretrained(
+            self._tokenizer, local_files_only=True, trust_remote_code=False
+        ).save_pretrained(folder)
         if provenance is not None:
             write_provenance(Path(folder), provenance)
 
