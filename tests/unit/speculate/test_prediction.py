@@ -1,5 +1,6 @@
 """Predictions: followed from their start, found again behind an edit, never beyond their end."""
 
+import gc
 import random
 from collections.abc import Sequence
 
@@ -131,8 +132,8 @@ def test_each_sample_has_its_own_place() -> None:
     drafter = PredictionDrafter()
     one, other = make_row(TEXT, TEXT[:3], key=1), make_row(TEXT, TEXT[:9], key=2)
     assert [p.tree.tokens[0] for p in drafter.propose([one, other])] == [103, 109]
-    drafter.close(1)
-    drafter.close(2)
+    del one, other
+    gc.collect()
     assert not drafter._predictions
 
 
