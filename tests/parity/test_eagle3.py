@@ -4,7 +4,7 @@ The definition is `tests.eagle.Reference`: one pair after another, in loops, fro
 transformers computes. A drafter that reads a prompt from memory must propose the same.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ROOT, Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
@@ -32,8 +31,9 @@ from blockdraft.speculate.sampler.reference import choose_row
 from tests.crowd import Request, run_alone, run_crowd
 from tests.eagle import Reference, make_model
 from tests.parity.checks import check_drafted_equals_plain, generate, plain_features, run
+from tests.parity.proposals import in_trees
 from tests.parity.targets import WAYS, Way, make_eagle, make_target
-from tests.small_llm import load_llm
+from tests.small_llm import check_grammar, load_llm
 from tests.tiny import (
     TEXT_VOCAB_SIZE,
     VOCAB_SIZE,
@@ -143,11 +143,6 @@ def look_at(way: Way, params: SamplingParams, num_nodes: int | None, **fields: A
         assert found == generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
     assert looking.num_nodes > 12
     return looking
-
-
-def in_trees(num_nodes: int | None) -> Callable[[Engine, int], None]:
-    """Trees of so many nodes, or chains."""
-    return lambda engine, key: engine.use_fixed_drafting(num_nodes)
 
 
 SHAPES: list[dict[str, Any]] = [
@@ -268,13 +263,7 @@ def test_a_grammar_is_followed(tmp_path: Any) -> None:
     make_model(vocab_size=TEXT_VOCAB_SIZE).save_pretrained(folder)
     llm = load_llm((tiny_target_folder(tmp_path), folder), num_draft_tokens=TREE)
     assert llm.engine.drafter.kind == "eagle3"
-    grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
-    found = llm.generate("the abc", params).completions[0]
-    assert llm.engine.proposer.failures.num_failures == 0
-    llm.use_fixed_drafting(0)
-    assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
-    assert found.acceptance.num_drafted
+    assert check_grammar(llm).num_drafted
 
 
 # A prompt from memory, gone on with in other ways.
