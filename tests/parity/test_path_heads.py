@@ -4,8 +4,8 @@ The formulas are written here once more, in loops over the tokens of a path and 
 features of the target that transformers computes.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -152,8 +152,7 @@ def test_the_doctor_guesses_the_same(name: str) -> None:
 # Planted faults.
 
 
-@contextmanager
-def behind_the_anchor() -> Iterator[None]:
+def behind_the_anchor() -> AbstractContextManager[object]:
     """Every slot is corrected as if the anchor stood before it."""
     step, anchors = PathLogits.step, dict[int, int]()
 
@@ -165,23 +164,19 @@ def behind_the_anchor() -> Iterator[None]:
         first = torch.tensor([anchors[row] for row in rows.tolist()])
         return step(behind, rows, depth, state, first)
 
-    with patch.object(PathLogits, "step", of_the_anchor):
-        yield
+    return patch.object(PathLogits, "step", of_the_anchor)
 
 
-@contextmanager
-def slots_shifted_by_one() -> Iterator[None]:
+def slots_shifted_by_one() -> AbstractContextManager[object]:
     """The anchor's slot drafts where it should not, and does not where it should."""
 
     def first_slot(config: DraftConfig) -> int:
         return 1 if config.drafts_from_anchor else 0
 
-    with patch.object(DraftConfig, "first_slot", property(first_slot)):
-        yield
+    return patch.object(DraftConfig, "first_slot", property(first_slot))
 
 
-@contextmanager
-def state_that_forgets() -> Iterator[None]:
+def state_that_forgets() -> AbstractContextManager[object]:
     """The state before a token is that before the anchor."""
     step = PathLogits.step
 
@@ -190,20 +185,17 @@ def state_that_forgets() -> Iterator[None]:
     ) -> tuple[Tensor, Tensor]:
         return step(behind, rows, depth, torch.zeros_like(state), before)
 
-    with patch.object(PathLogits, "step", without):
-        yield
+    return patch.object(PathLogits, "step", without)
 
 
-@contextmanager
-def hidden_of_the_slot_before() -> Iterator[None]:
+def hidden_of_the_slot_before() -> AbstractContextManager[object]:
     """The correction sees the hidden state of the slot before."""
     real = PathLogits.__init__
 
     def init(behind: PathLogits, head: Any, weigh: Any, hidden: Tensor, logits: Tensor) -> None:
         real(behind, head, weigh, hidden.roll(1, dims=1), logits)
 
-    with patch.object(PathLogits, "__init__", init):
-        yield
+    return patch.object(PathLogits, "__init__", init)
 
 
 SEEN = "another candidate is best|assert .* == "

@@ -168,8 +168,7 @@ def test_preempted_ones_answer_as_alone(kind: str) -> None:
     assert crowd.answers == alone(kind, 60)
 
 
-@contextmanager
-def gates_of_the_neighbor() -> Iterator[None]:
+def gates_of_the_neighbor() -> AbstractContextManager[object]:
     """Beside other sequences a row decays, writes and opens by the gates of the row before it."""
     real = kernel_mixers._Steps.run
 
@@ -183,35 +182,29 @@ def gates_of_the_neighbor() -> Iterator[None]:
             steps._inputs = replace(own, **gates)
         return real(steps)
 
-    with patch.object(kernel_mixers._Steps, "run", run):
-        yield
+    return patch.object(kernel_mixers._Steps, "run", run)
 
 
-@contextmanager
-def accepted_rows_do_not_step_again() -> Iterator[None]:
+def accepted_rows_do_not_step_again() -> AbstractContextManager[object]:
     """A rejection goes back to the anchor's state, and counts the accepted tokens all the same."""
 
     def step_again(layer: StateLayer, length: int) -> None:
         layer._take(layer._copies[layer._sure], length)
 
-    with patch.object(StateLayer, "_step_again", step_again):
-        yield
+    return patch.object(StateLayer, "_step_again", step_again)
 
 
-@contextmanager
-def other_rows_step_again() -> Iterator[None]:
+def other_rows_step_again() -> AbstractContextManager[object]:
     """What is kept of the candidates are the inputs of the rows before them."""
     real = RecurrentInputs.copied
 
     def copied(inputs: RecurrentInputs, first: int, end: int) -> RecurrentInputs:
         return real(inputs, first - 1, end - 1)
 
-    with patch.object(RecurrentInputs, "copied", copied):
-        yield
+    return patch.object(RecurrentInputs, "copied", copied)
 
 
-@contextmanager
-def rejected_rows_step_again_too() -> Iterator[None]:
+def rejected_rows_step_again_too() -> AbstractContextManager[object]:
     """One token too many steps again."""
     real = StateLayer._step_again
 
@@ -219,12 +212,10 @@ def rejected_rows_step_again_too() -> Iterator[None]:
         real(layer, min(length + 1, layer._sure + sum(num for num, _ in layer._again)))
         layer.num_steps = length
 
-    with patch.object(StateLayer, "_step_again", step_again):
-        yield
+    return patch.object(StateLayer, "_step_again", step_again)
 
 
-@contextmanager
-def accepted_rows_step_again_from_another_state() -> Iterator[None]:
+def accepted_rows_step_again_from_another_state() -> AbstractContextManager[object]:
     """They step behind the rejected ones instead of behind the anchor."""
     real = StateLayer._step_again
 
@@ -232,12 +223,10 @@ def accepted_rows_step_again_from_another_state() -> Iterator[None]:
         layer._copies[layer._sure] = layer._present()
         real(layer, length)
 
-    with patch.object(StateLayer, "_step_again", step_again):
-        yield
+    return patch.object(StateLayer, "_step_again", step_again)
 
 
-@contextmanager
-def spoiled_room() -> Iterator[None]:
+def spoiled_room() -> AbstractContextManager[object]:
     """What is given back is no number from then on, so that whoever still reads it is found."""
     real = NativeRecurrence.take_back
 
@@ -247,8 +236,7 @@ def spoiled_room() -> Iterator[None]:
         state.inputs.fill_(torch.nan)
         real(step, state)
 
-    with patch.object(NativeRecurrence, "take_back", take_back):
-        yield
+    return patch.object(NativeRecurrence, "take_back", take_back)
 
 
 @contextmanager

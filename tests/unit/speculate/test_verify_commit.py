@@ -25,6 +25,7 @@ from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Walk
 from blockdraft.speculate.verify import Verdict, verify
 from tests.fakes import TableTarget
+from tests.trees import tree_around
 
 VOCAB = 16
 GRAMMAR = Grammar.regex("a")
@@ -681,25 +682,6 @@ def one_by_one(target: TableTarget, sequence: Sequence, num: int) -> list[Verdic
     return verdicts
 
 
-def tree_around(truth: list[int], draw: random.Random, num_nodes: int) -> Tree:
-    """Random branches, some of which follow the truth; the true child may come after others."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    on_path = {ROOT: 0}
-    while len(tokens) < num_nodes:
-        parent = draw.choice([ROOT, *range(len(tokens)), *on_path])
-        depth = on_path.get(parent, len(truth))
-        is_right = depth < len(truth) and draw.random() < 0.5
-        token = truth[depth] if is_right else draw.randrange(VOCAB)
-        if (token, parent) in zip(tokens, parents, strict=True):
-            continue
-        if depth < len(truth) and token == truth[depth]:
-            on_path[len(tokens)] = depth + 1
-        tokens.append(token)
-        parents.append(parent)
-    return Tree(tuple(tokens), tuple(parents))
-
-
 @pytest.mark.parametrize("params", WALKS, ids=str)
 def test_the_walk_over_a_tree_is_plain_decoding(params: dict[str, Any]) -> None:
     """The tokens, and the log-probabilities one a token, are those of one token at a time."""
@@ -711,7 +693,7 @@ def test_the_walk_over_a_tree_is_plain_decoding(params: dict[str, Any]) -> None:
         target.cached[sequence.key] = [2] * 3
         plain = one_by_one(target, sequence, 6)
         truth = [verdict.token_ids[0] for verdict in plain]
-        tree = tree_around(truth[:5], draw, draw.randint(1, 12))
+        tree = tree_around(truth[:5], draw, draw.randint(1, 12), VOCAB)
         if "grammar" in params:
             sequence.constraint = AlongThePath(truth)
         target.cached[sequence.key] = [2] * 3
