@@ -37,7 +37,8 @@ def make_scheduler(
     **changes: Any,
 ) -> Scheduler:
     memory = memory or Memory()
-    options = {"max_running": 2, "prefill_chunk": 4, "model_depth": 7, "model_kind": "dflash"}
+    options: dict[str, Any] = {"max_running": 2, "prefill_chunk": 4, "draft_context": False}
+    options |= {"model_depth": 7, "model_kind": "dflash", "free_depth": lambda sequence: 0}
 
     def close(sequence: Sequence) -> None:
         memory.close(sequence.key)
@@ -356,9 +357,8 @@ def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
 
 
 def test_a_model_that_a_request_does_not_name_is_not_counted_on() -> None:
-    scheduler = make_scheduler(model_depth=7, model_kind="dflash")
+    scheduler = make_scheduler(free_depth=lambda sequence: 4)
     scheduler.num_tree_nodes = 15
-    scheduler.free_depth = lambda sequence: 4
     named = make_sequence(0, num_output=1, drafters=("lookup", "dflash"))
     others = make_sequence(1, num_output=1, drafters=("lookup",))
     start(scheduler, named, others)
@@ -370,8 +370,7 @@ def test_a_model_that_a_request_does_not_name_is_not_counted_on() -> None:
 
 
 def test_short_paths_without_a_model_may_branch_where_there_are_trees() -> None:
-    scheduler = make_scheduler(model_depth=0)
-    scheduler.free_depth = lambda sequence: 8
+    scheduler = make_scheduler(model_depth=0, free_depth=lambda sequence: 8)
     short = make_sequence(0, num_output=1, draft_depth=2)
     start(scheduler, short)
     (chain,) = scheduler.schedule()
