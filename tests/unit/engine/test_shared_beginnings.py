@@ -200,8 +200,9 @@ def test_those_who_wait_for_a_long_prompt_do_not_read_it_again_in_each_step():
     assert not scheduler.waiting
 
 
+@pytest.mark.parametrize("draft_context", [True, False])
 @pytest.mark.parametrize("waits_for", ["a beginning", "room"])
-def test_who_waits_is_hashed_once(waits_for, monkeypatch):
+def test_who_waits_is_hashed_once(waits_for, draft_context, monkeypatch):
     memory = Pages(100 if waits_for == "a beginning" else 8)
     hashed, real = [], pages_module._next_digest
 
@@ -209,7 +210,7 @@ def test_who_waits_is_hashed_once(waits_for, monkeypatch):
         hashed.append(index)
         return real(digests, token_ids, index)
 
-    scheduler = make_scheduler(memory)
+    scheduler = make_scheduler(memory, draft_context=draft_context)
     add(scheduler, 5, range(200, 200 + NUM_PROMPT))
     add(scheduler, 6, range(200, 200 + NUM_PROMPT) if waits_for == "a beginning" else range(9999))
     monkeypatch.setattr(pages_module, "_next_digest", next_digest)
