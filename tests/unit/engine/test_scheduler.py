@@ -11,24 +11,17 @@ from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import NOTHING
-from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.scheduler import MIN_CHUNK, Scheduler
+from tests.samples import make_sample
 
 
 def make_sequence(
     key: int, num_prompt: int = 3, num_output: int = 0, first_id: int = 0, **params: object
 ) -> Sequence:
-    num_tokens = num_prompt + num_output
-    return Sequence(
-        key=key,
-        params=SamplingParams(**{"max_tokens": 20, **params}),
-        seed=0,
-        sample_index=0,
-        stop_ids=frozenset(),
-        token_ids=list(range(first_id, first_id + num_tokens)),
-        num_prompt=num_prompt,
-    )
+    end = first_id + num_prompt
+    prompt, output = range(first_id, end), range(end, end + num_output)
+    return make_sample(prompt, output, key=key, **{"max_tokens": 20, **params})
 
 
 def make_scheduler(

@@ -5,9 +5,8 @@ import pytest
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Sequence
 from blockdraft.engine.scheduler import Scheduler
+from tests.samples import make_sample
 
 NUM_PROMPT = 3 * PAGE_SIZE + 5
 
@@ -27,15 +26,7 @@ def make_scheduler(memory=None, *, draft_context=True):
 
 
 def add(scheduler, key, token_ids, **params):
-    sequence = Sequence(
-        key=key,
-        params=SamplingParams(max_tokens=20, **params),
-        seed=0,
-        sample_index=0,
-        stop_ids=frozenset(),
-        token_ids=list(token_ids),
-        num_prompt=len(token_ids),
-    )
+    sequence = make_sample(token_ids, key=key, max_tokens=20, **params)
     scheduler.add(sequence)
     return sequence
 

@@ -2,12 +2,10 @@
 
 import gc
 import random
-from typing import Any
 
 import pytest
 
-from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.sequence import Row
 from blockdraft.speculate.drafters.automaton import NO_MATCH, Automaton
 from blockdraft.speculate.drafters.lookup import (
     LONG_MATCH,
@@ -16,6 +14,7 @@ from blockdraft.speculate.drafters.lookup import (
     SharedTexts,
 )
 from blockdraft.speculate.drafters.rates import LEAST_PROBABILITY, Rates
+from tests.samples import decoding_row, make_sample
 
 
 def longest_repeated(text: list[int]) -> int:
@@ -92,21 +91,8 @@ def test_another_text_is_followed_while_the_automaton_grows() -> None:
                 automaton.append(text[-1])
 
 
-def make_row(prompt: list[int], output: list[int], num: int = 16, **changes: Any) -> Row:
-    sequence = Sequence(
-        key=changes.pop("key", 1),
-        params=SamplingParams(max_tokens=500),
-        seed=0,
-        sample_index=0,
-        stop_ids=frozenset(),
-        token_ids=list(prompt),
-        num_prompt=len(prompt),
-        **changes,
-    )
-    for token_id in output:
-        sequence.append(token_id)
-    sequence.num_cached = len(sequence.token_ids) - 1
-    return Row(sequence, sequence.token_ids[-1:], num, max_depth=num)
+def make_row(prompt: list[int], output: list[int], num: int = 16, key: int = 1) -> Row:
+    return decoding_row(make_sample(prompt, output, key=key, max_tokens=500), num)
 
 
 def asked(drafter: LookupDrafter, row: Row) -> list[int]:

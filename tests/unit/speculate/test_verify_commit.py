@@ -15,7 +15,6 @@ import torch
 from blockdraft.cache.memory import Memory
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal, Tree
-from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target.interface import RowFeatures, TargetOutput
 from blockdraft.speculate import verify as verify_module
@@ -25,6 +24,7 @@ from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Walk
 from blockdraft.speculate.verify import Verdict, verify
 from tests.fakes import TableTarget
+from tests.samples import make_sample
 from tests.trees import tree_around
 
 VOCAB = 16
@@ -77,17 +77,9 @@ def make_row(
 ) -> Row:
     stop_ids = params.pop("stop_ids", frozenset())
     scan_stop = params.pop("scan_stop", None)
-    sequence = Sequence(
-        key=key,
-        params=SamplingParams(**params),
-        seed=1,
-        sample_index=0,
-        stop_ids=stop_ids,
-        token_ids=[2] * num_prompt + list(output),
-        num_prompt=num_prompt,
-        scan_stop=scan_stop,
-        num_cached=cached,
-    )
+    sequence = make_sample([2] * num_prompt, output, key=key, **params)
+    sequence.seed, sequence.num_cached = 1, cached
+    sequence.stop_ids, sequence.scan_stop = stop_ids, scan_stop
     return Row(sequence, sequence.token_ids[cached:], 4)
 
 
