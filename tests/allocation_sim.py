@@ -9,9 +9,8 @@ from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.costs import KeyCosts, StepCosts
 from blockdraft.allocation.policy import Outcome, Policy
 from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
-from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
-from blockdraft.core.sequence import Sequence as Sample
+from tests.samples import make_sample
 
 KIND = "sim"
 """The source of what is drafted."""
@@ -107,16 +106,8 @@ class Result:
 
 
 def make_row(key: int, limit: int, depth: int = 5, *, num_cached: int = 1, **params) -> Row:
-    sample = Sample(
-        key,
-        SamplingParams(max_tokens=1000, **params),
-        0,
-        0,
-        frozenset(),
-        token_ids=[0] * (num_cached + 1),
-        num_prompt=1,
-        num_cached=num_cached,
-    )
+    sample = make_sample([0], [0] * num_cached, key=key, **{"max_tokens": 1000, **params})
+    sample.num_cached = num_cached
     return Row(sample, [0], limit, max_depth=depth)
 
 

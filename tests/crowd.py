@@ -94,6 +94,29 @@ def run_alone(target: Target, requests: Sequence[Request]) -> list[Answer]:
     return [run_crowd(target, NoDrafter(), [request]).answers[0] for request in requests]
 
 
+def check_aborted(
+    target: Target,
+    drafter: Any,
+    requests: Sequence[Request],
+    known: Sequence[list[int]],
+    aborted: Sequence[int],
+    **options: Any,
+) -> None:
+    """Some are taken away after three steps, and all have as much of what is known as they got."""
+    engine = Engine(target, drafter, **options)
+    keys = [engine.add(request.prompt, request.params) for request in requests]
+    drafter.known = dict(zip(keys, known, strict=True))
+    for _ in range(3):
+        engine.step()
+    for place in aborted:
+        found = engine.take(keys[place]).sequence.output_ids
+        assert found == known[place][: len(found)]
+    while engine.has_work:
+        engine.step()
+    for place in set(range(len(keys))) - set(aborted):
+        assert engine.take(keys[place]).sequence.output_ids == known[place]
+
+
 def paged_pair(
     model: PreTrainedModel, draft_model: DraftModel, pages: Pages
 ) -> tuple[PagedTarget, DFlashDrafter]:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from blockdraft import LLM, SamplingParams
+from blockdraft.core.grammar import Grammar
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 
@@ -28,6 +30,17 @@ def without_pages(model: object) -> None:
 
 def params(**changes: Any) -> SamplingParams:
     return replace(SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True), **changes)
+
+
+def check_grammar(llm: LLM) -> AcceptanceStats:
+    """Drafts follow a grammar, and the output is plain decoding's; how they were accepted."""
+    grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
+    asked = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
+    found = llm.generate("the abc", asked).completions[0]
+    assert llm.engine.proposer.failures.num_failures == 0
+    llm.use_fixed_drafting(0)
+    assert llm.generate("the abc", asked).completions[0].token_ids == found.token_ids
+    return found.acceptance
 
 
 def assert_nothing_left(llm: LLM) -> None:

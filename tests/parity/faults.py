@@ -41,27 +41,23 @@ from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.text.grammar import GrammarState
 
 
-@contextmanager
-def noise_by_slot() -> Iterator[None]:
+def noise_by_slot() -> AbstractContextManager[object]:
     """The noise belongs to the slot in the block instead of the absolute position."""
 
     def stream(place: Place) -> Stream:
         return Stream(place.sequence.seed, place.sequence.sample_index, place.num_ahead)
 
-    with patch.object(Place, "stream", property(stream)):
-        yield
+    return patch.object(Place, "stream", property(stream))
 
 
-@contextmanager
-def one_noise_for_all_samples() -> Iterator[None]:
+def one_noise_for_all_samples() -> AbstractContextManager[object]:
     """The n samples of a request share their noise."""
 
     def stream(place: Place) -> Stream:
         sequence = place.sequence
         return Stream(sequence.seed, 0, len(sequence.token_ids) + place.num_ahead)
 
-    with patch.object(Place, "stream", property(stream)):
-        yield
+    return patch.object(Place, "stream", property(stream))
 
 
 _keep = SequentialTarget.keep
@@ -95,8 +91,7 @@ def state_stays_behind() -> AbstractContextManager[object]:
     return patch.object(StateLayer, "go_back", go_back)
 
 
-@contextmanager
-def state_of_the_row_before() -> Iterator[None]:
+def state_of_the_row_before() -> AbstractContextManager[object]:
     """A rejection leaves the state of one token fewer than was kept."""
     real = StateLayer.go_back
 
@@ -106,8 +101,7 @@ def state_of_the_row_before() -> Iterator[None]:
         real(layer, earlier)
         layer.num_steps = length
 
-    with patch.object(StateLayer, "go_back", go_back):
-        yield
+    return patch.object(StateLayer, "go_back", go_back)
 
 
 def states_of_the_neighbor() -> AbstractContextManager[object]:
@@ -122,8 +116,7 @@ def states_of_the_neighbor() -> AbstractContextManager[object]:
     return patch.object(PackedStates, "__init__", init)
 
 
-@contextmanager
-def scan_over_the_rows() -> Iterator[None]:
+def scan_over_the_rows() -> AbstractContextManager[object]:
     """Rows are scanned together, as transformers does; the states stay those of single steps.
 
     Of mixers that no kernel runs.
@@ -141,8 +134,7 @@ def scan_over_the_rows() -> Iterator[None]:
         fill = whole[:, -1:].expand(-1, hidden_states.shape[1] - num_real, -1)
         return torch.cat((whole, fill), dim=1)
 
-    with patch.object(StepByStep, "__call__", call):
-        yield
+    return patch.object(StepByStep, "__call__", call)
 
 
 class AnchorInContext(DFlashDrafter):
@@ -168,8 +160,32 @@ class ContextOutlivesPages(DFlashDrafter):
         self.contexts.close(key)
 
 
-@contextmanager
-def page_turned_too_early() -> Iterator[None]:
+Nodes = Callable[[PlannedRow, list[int]], list[int]]
+"""The nodes that are kept, from those that should be."""
+
+
+def other_branch(planned: PlannedRow, nodes: list[int]) -> list[int]:
+    """A path of the same length that is not the right one, if the tree has one."""
+    paths = [planned.tree.path(node) for node in range(len(planned.tree))]
+    return next((path for path in paths if len(path) == len(nodes) and path != nodes), nodes)
+
+
+def in_wrong_order(planned: PlannedRow, nodes: list[int]) -> list[int]:
+    """The right nodes, from the last to the first."""
+    return nodes[::-1]
+
+
+def keeping(target_type: Any, choose: Nodes) -> AbstractContextManager[object]:
+    """Let targets keep other nodes than those that they are told to."""
+    real = target_type.keep
+
+    def keep(target: Any, planned: PlannedRow, nodes: Ids[int]) -> None:
+        real(target, planned, choose(planned, list(nodes)))
+
+    return patch.object(target_type, "keep", keep)
+
+
+def page_turned_too_early() -> AbstractContextManager[object]:
     """The last token of each page is written into the page after it."""
     real = PackedRows.add
 
@@ -182,8 +198,7 @@ def page_turned_too_early() -> Iterator[None]:
             page_id = page_ids[min((position + 1) // PAGE_SIZE, len(page_ids) - 1)]
             rows.slots[row] = page_id * PAGE_SIZE + position % PAGE_SIZE
 
-    with patch.object(PackedRows, "add", add):
-        yield
+    return patch.object(PackedRows, "add", add)
 
 
 def fill_rows_in_a_real_page() -> AbstractContextManager[object]:
@@ -212,52 +227,44 @@ def window_one_key_too_wide() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def digest_without_parent() -> Iterator[None]:
+def digest_without_parent() -> AbstractContextManager[object]:
     """A page is known by its own tokens, whatever stands before them."""
 
     def next_digest(table: Any, token_ids: Any, index: int) -> bytes:
         own = token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE]
         return repr((table.domain, list(own))).encode()
 
-    with patch.object(pages_module, "_next_digest", next_digest):
-        yield
+    return patch.object(pages_module, "_next_digest", next_digest)
 
 
-@contextmanager
-def anchor_published() -> Iterator[None]:
+def anchor_published() -> AbstractContextManager[object]:
     """A page enters the prefix chain though the K/V of its last token is not written."""
     real = Pages.publish
 
     def publish(pages: Pages, key: int, token_ids: Any, num_tokens: int) -> None:
         real(pages, key, token_ids, min(num_tokens + 1, len(token_ids)))
 
-    with patch.object(Pages, "publish", publish):
-        yield
+    return patch.object(Pages, "publish", publish)
 
 
-@contextmanager
-def context_never_written() -> Iterator[None]:
+def context_never_written() -> AbstractContextManager[object]:
     """Pages of a request that never drafts are taken over by one that does."""
     real = Pages.open
 
     def open_pages(pages: Pages, key: int, token_ids: Any, **options: Any) -> int:
         return real(pages, key, token_ids, **options | {"with_context": False})
 
-    with patch.object(Pages, "open", open_pages):
-        yield
+    return patch.object(Pages, "open", open_pages)
 
 
-@contextmanager
-def contexts_of_one_kind() -> Iterator[None]:
+def contexts_of_one_kind() -> AbstractContextManager[object]:
     """A page is the same whether its draft context was written or not."""
     real = pages_module._next_digest
 
     def next_digest(table: Any, token_ids: Any, index: int) -> bytes:
         return real(replace(table, domain=b""), token_ids, index)
 
-    with patch.object(pages_module, "_next_digest", next_digest):
-        yield
+    return patch.object(pages_module, "_next_digest", next_digest)
 
 
 def everybody_has_a_context() -> AbstractContextManager[object]:
@@ -265,8 +272,7 @@ def everybody_has_a_context() -> AbstractContextManager[object]:
     return patch.object(Scheduler, "_with_context", lambda scheduler, sequence: True)
 
 
-@contextmanager
-def one_noise_for_all_slots() -> Iterator[None]:
+def one_noise_for_all_slots() -> AbstractContextManager[object]:
     """The drafter guesses all slots of a block with the noise of the first; none is wrong."""
     real = DFlashDrafter._slots
 
@@ -280,12 +286,10 @@ def one_noise_for_all_slots() -> Iterator[None]:
         with patch.object(Place, "stream", property(stream)):
             return real(drafter, logits, row, known)
 
-    with patch.object(DFlashDrafter, "_slots", slots):
-        yield
+    return patch.object(DFlashDrafter, "_slots", slots)
 
 
-@contextmanager
-def grammar_advanced_by_rejected_drafts() -> Iterator[None]:
+def grammar_advanced_by_rejected_drafts() -> AbstractContextManager[object]:
     """The parser never goes back over what was drafted and rejected."""
 
     def move_on(state: GrammarState, output_ids: list[int], ahead: list[int]) -> bool:
@@ -297,24 +301,20 @@ def grammar_advanced_by_rejected_drafts() -> Iterator[None]:
         state._behind = reached[num_committed:]
         return len(reached) >= len(path)
 
-    with patch.object(GrammarState, "_move_to", move_on):
-        yield
+    return patch.object(GrammarState, "_move_to", move_on)
 
 
-@contextmanager
-def one_mask_for_the_block() -> Iterator[None]:
+def one_mask_for_the_block() -> AbstractContextManager[object]:
     """What the grammar allows in the first slot is allowed in all of them."""
     real = GrammarState.allowed
 
     def allowed(state: GrammarState, output_ids: list[int], ahead: list[int]) -> Any:
         return real(state, output_ids, [])
 
-    with patch.object(GrammarState, "allowed", allowed):
-        yield
+    return patch.object(GrammarState, "allowed", allowed)
 
 
-@contextmanager
-def grammar_after_the_choice() -> Iterator[None]:
+def grammar_after_the_choice() -> AbstractContextManager[object]:
     """A choice that the grammar refuses is replaced by the most likely token that it allows."""
     real = choose_module._chosen
 
@@ -330,8 +330,7 @@ def grammar_after_the_choice() -> Iterator[None]:
             return [found]
         return [int(np.where(allowed, scores, -np.inf).argmax())]
 
-    with patch.object(choose_module, "_chosen", chosen):
-        yield
+    return patch.object(choose_module, "_chosen", chosen)
 
 
 def _patched_convolve(faulty: Callable[[Tensor, Tensor], Tensor]) -> AbstractContextManager[Any]:
@@ -377,8 +376,7 @@ def convolution_that_remembers() -> AbstractContextManager[Any]:
     return _patched_convolve(convolve)
 
 
-@contextmanager
-def selector_behind_the_anchor() -> Iterator[None]:
+def selector_behind_the_anchor() -> AbstractContextManager[object]:
     """Every slot's candidates are scored behind the anchor, not behind the token before them."""
     real = Candidates.behind
 
@@ -386,5 +384,4 @@ def selector_behind_the_anchor() -> Iterator[None]:
         first = copy.copy(candidates)
         return real(first, []) if not path else first.table[len(path), 0]
 
-    with patch.object(Candidates, "behind", behind):
-        yield
+    return patch.object(Candidates, "behind", behind)

@@ -47,8 +47,7 @@ def check_read(engine: Engine) -> None:
     """Lookup has read the committed tokens of each sequence, and nothing else."""
     for drafter in engine.proposer.free:
         if isinstance(drafter, LookupDrafter):
-            for key, searched in drafter._searched.items():
-                sequence = engine.progress[key].sequence
+            for sequence, searched in drafter._searched.items():
                 prompt, output = (text.automaton.token_ids for text in searched.own)
                 found = [*prompt, *output]
                 assert found == sequence.token_ids[: len(found)], "other tokens were read"

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft.context import ConcatContext
 from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.target.interface import Target
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler.noise import gumbel_noise
@@ -27,6 +29,47 @@ from tests.tiny import VOCAB_SIZE, tiny_target
 Fault = Callable[[], AbstractContextManager[object]]
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 7
+
+
+def in_trees(num_nodes: int | None) -> Callable[[Engine, int], None]:
+    """Trees of so many nodes, or chains, from the first step on."""
+    return lambda engine, key: engine.use_fixed_drafting(num_nodes)
+
+
+def noted_proposals(drafter: Any) -> list[tuple[Row, Proposal]]:
+    """Grows with what the drafter proposes from now on, and for which rows."""
+    noted: list[tuple[Row, Proposal]] = []
+    real = drafter.propose
+
+    def propose(rows: Sequence[Row]) -> list[Proposal]:
+        proposals: list[Proposal] = real(rows)
+        noted.extend(zip(rows, proposals, strict=True))
+        return proposals
+
+    drafter.propose = propose
+    return noted
+
+
+def check_output(
+    target: Target, drafter: Any, params: SamplingParams, num_nodes: int | None = None
+) -> list[tuple[Row, Proposal]]:
+    """Output is plain decoding's; what was proposed, in trees of so many nodes or in chains."""
+    noted = noted_proposals(drafter)
+    found = generate(target, drafter, PROMPT, params, after_step=in_trees(num_nodes))
+    assert found == generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
+    return noted
+
+
+def check_no_numbers(make: Callable[[], DraftModel], asked: Sequence[dict[str, Any]]) -> None:
+    """A drafter whose logits are no numbers changes no output, whatever is asked."""
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for params in asked:
+            with make_target("sequential", tiny_target()).released_after() as target:
+                model = make()
+                with torch.no_grad():
+                    model.norm.weight.fill_(bad)
+                options = SamplingParams(max_tokens=12, **{"seed": 3, **params})
+                check_output(target, make_dflash(target, model), options)
 
 
 class Oracle:

@@ -14,10 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blockdraft.core.grammar import Grammar
-from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft.convolution import DynamicConvolution, Layer
 from blockdraft.models.draft.dflash import DraftModel
@@ -26,19 +23,26 @@ from blockdraft.speculate.drafters.conditionals import ChangedCandidates
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
 from tests.parity import faults
-from tests.parity.checks import generate
 from tests.parity.proposals import (
     PROMPT,
     Fault,
     Oracle,
     OwnLogits,
     check_model,
+    check_no_numbers,
+    check_output,
     check_own_logits,
 )
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
-from tests.small_llm import load_llm
-from tests.tiny import DFLASH2, VOCAB_SIZE, tiny_drafter, tiny_drafter_folder, tiny_target
-from tests.tiny import tiny_target_folder as target_folder
+from tests.small_llm import check_grammar, load_llm
+from tests.tiny import (
+    DFLASH2,
+    VOCAB_SIZE,
+    tiny_drafter,
+    tiny_drafter_folder,
+    tiny_target,
+    tiny_target_folder,
+)
 
 BLOCK = 6
 NUM_NODES = 14
@@ -161,25 +165,9 @@ PARAMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_output_is_plain_decoding(way: Way, name: str, num_nodes: int | None) -> None:
     params = SamplingParams(max_tokens=30, seed=3, logprobs=1, **PARAMS[name])
-    trees = []
-
-    def use_more(engine: Engine, key: int) -> None:
-        if num_nodes is not None:
-            engine.use_fixed_drafting(num_nodes)
-
     with make_target(way, tiny_target()).released_after() as target:
         drafter = make_dflash(target, tiny_drafter(block_size=BLOCK, dflash2=DFLASH2))
-        real = drafter.propose
-
-        def propose(rows: Sequence[Row]) -> list[Proposal]:
-            proposals = real(rows)
-            trees.extend(zip(rows, proposals, strict=True))
-            return proposals
-
-        drafter.propose = propose
-        found = generate(target, drafter, PROMPT, params, after_step=use_more)
-        plain = generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
-    assert found == plain
+        trees = check_output(target, drafter, params, num_nodes)
     assert trees[-1][1].sources[0] == "dflash2"
     for row, proposal in trees[1:]:
         assert proposal.tree.is_chain == (num_nodes is None or row.num_draft_tokens <= 1)
@@ -228,25 +216,14 @@ def test_a_path_of_changed_logits_is_scored_once(monkeypatch: pytest.MonkeyPatch
 def test_a_grammar_that_forbids_every_candidate(tmp_path: Any) -> None:
     """Drafts still follow the grammar, and the output is plain decoding's."""
     drafter = tiny_drafter_folder(tmp_path, block_size=BLOCK, dflash2=DFLASH2)
-    llm = load_llm((target_folder(tmp_path), drafter), num_draft_tokens=15)
-    grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
-    found = llm.generate("the abc", params).completions[0]
-    assert llm.engine.proposer.failures.num_failures == 0
-    llm.use_fixed_drafting(0)
-    assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
-    assert any(rank for _, rank in found.acceptance.drafted_at)
-    assert found.acceptance.num_accepted
+    folders = tiny_target_folder(tmp_path), drafter
+    acceptance = check_grammar(load_llm(folders, num_draft_tokens=15))
+    assert any(rank for _, rank in acceptance.drafted_at)
+    assert acceptance.num_accepted
 
 
 def test_logits_that_are_no_numbers_harm_nobody() -> None:
-    for bad in (torch.nan, torch.inf, -torch.inf):
-        for params in ({}, SAMPLED, PARAMS["filters"], PARAMS["penalties"]):
-            with make_target("sequential", tiny_target()).released_after() as target:
-                model = tiny_drafter(block_size=BLOCK, dflash2=DFLASH2)
-                with torch.no_grad():
-                    model.norm.weight.fill_(bad)
-                options = SamplingParams(max_tokens=12, **{"seed": 3, **params})
-                found = generate(target, make_dflash(target, model), PROMPT, options)
-                plain = replace(options, num_draft_tokens=0)
-                assert found == generate(target, make_dflash(target, model), PROMPT, plain)
+    check_no_numbers(
+        lambda: tiny_drafter(block_size=BLOCK, dflash2=DFLASH2),
+        [{}, SAMPLED, PARAMS["filters"], PARAMS["penalties"]],
+    )

@@ -4,10 +4,11 @@ The definition is `tests.eagle.Reference`: one pair after another, in loops, fro
 transformers computes. A drafter that reads a prompt from memory must propose the same.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ROOT, Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
@@ -32,8 +32,9 @@ from blockdraft.speculate.sampler.reference import choose_row
 from tests.crowd import Request, run_alone, run_crowd
 from tests.eagle import Reference, make_model
 from tests.parity.checks import check_drafted_equals_plain, generate, plain_features, run
+from tests.parity.proposals import Fault, in_trees
 from tests.parity.targets import WAYS, Way, make_eagle, make_target
-from tests.small_llm import load_llm
+from tests.small_llm import check_grammar, load_llm
 from tests.tiny import (
     TEXT_VOCAB_SIZE,
     VOCAB_SIZE,
@@ -143,11 +144,6 @@ def look_at(way: Way, params: SamplingParams, num_nodes: int | None, **fields: A
         assert found == generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
     assert looking.num_nodes > 12
     return looking
-
-
-def in_trees(num_nodes: int | None) -> Callable[[Engine, int], None]:
-    """Trees of so many nodes, or chains."""
-    return lambda engine, key: engine.use_fixed_drafting(num_nodes)
 
 
 SHAPES: list[dict[str, Any]] = [
@@ -268,13 +264,7 @@ def test_a_grammar_is_followed(tmp_path: Any) -> None:
     make_model(vocab_size=TEXT_VOCAB_SIZE).save_pretrained(folder)
     llm = load_llm((tiny_target_folder(tmp_path), folder), num_draft_tokens=TREE)
     assert llm.engine.drafter.kind == "eagle3"
-    grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
-    found = llm.generate("the abc", params).completions[0]
-    assert llm.engine.proposer.failures.num_failures == 0
-    llm.use_fixed_drafting(0)
-    assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
-    assert found.acceptance.num_drafted
+    assert check_grammar(llm).num_drafted
 
 
 # A prompt from memory, gone on with in other ways.
@@ -313,35 +303,28 @@ SEEN = "drafter failed|num_failures"
 """What a proposal raises is dropped by the engine, and counted."""
 
 
-@contextmanager
-def unshifted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unshifted() -> AbstractContextManager[object]:
     """A feature is paired with its own token, not with the next."""
-    monkeypatch.setattr(pair_contexts, "shifted", lambda before, features: features)
-    yield
+    return patch.object(pair_contexts, "shifted", lambda before, features: features)
 
 
-@contextmanager
-def sibling_visible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sibling_visible() -> AbstractContextManager[object]:
     """A node sees the others of its level."""
     eye = torch.eye
 
     def ones(*sizes: int, **options: Any) -> Tensor:
         return torch.ones_like(eye(*sizes, **options))
 
-    monkeypatch.setattr(eagle3.torch, "eye", ones)
-    yield
+    return patch.object(eagle3.torch, "eye", ones)
 
 
-@contextmanager
-def rows_as_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rows_as_tokens() -> AbstractContextManager[object]:
     """Rows of the head are taken for token ids: no d2t."""
     make = eagle3.Guessable
-    monkeypatch.setattr(eagle3, "Guessable", lambda size, ids: make(size, None))
-    yield
+    return patch.object(eagle3, "Guessable", lambda size, ids: make(size, None))
 
 
-@contextmanager
-def nobodys_feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nobodys_feature() -> AbstractContextManager[object]:
     """The first token behind a page from memory is paired with the feature of another one."""
     begin = PagedPairs.begin
 
@@ -350,12 +333,10 @@ def nobodys_feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if num_reused:
             self._last[key] = self._ends[self.pages.page_ids(key)[0]].clone()
 
-    monkeypatch.setattr(PagedPairs, "begin", faulty)
-    yield
+    return patch.object(PagedPairs, "begin", faulty)
 
 
-@contextmanager
-def foreign_continuation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def foreign_continuation() -> AbstractContextManager[object]:
     """A pair lies where its feature stands, so the last of a page has a foreign next token."""
     token_ids = PagedPairs.token_ids
 
@@ -363,12 +344,10 @@ def foreign_continuation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         own = token_ids(self, waiting)
         return [*own[1:], own[-1]] if waiting.end % PAGE_SIZE == 0 else own
 
-    monkeypatch.setattr(PagedPairs, "token_ids", faulty)
-    yield
+    return patch.object(PagedPairs, "token_ids", faulty)
 
 
-@contextmanager
-def first_visible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def first_visible() -> AbstractContextManager[object]:
     """What lies at position 0, where no pair is, is looked at."""
     forwards = eagle3._Forwards
     init = forwards.__init__
@@ -378,25 +357,17 @@ def first_visible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self._sees = self._sees.clone()
         self._sees[..., 0] = True
 
-    monkeypatch.setattr(forwards, "__init__", faulty)
-    yield
+    return patch.object(forwards, "__init__", faulty)
 
 
-IN_TREES = [unshifted, sibling_visible, rows_as_tokens, first_visible]
-
-
-@pytest.mark.parametrize("plant", IN_TREES, ids=lambda plant: plant.__name__)
-def test_faults_are_seen_in_trees(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with plant(monkeypatch), pytest.raises(AssertionError, match=SEEN):
+@pytest.mark.parametrize("fault", [unshifted, sibling_visible, rows_as_tokens, first_visible])
+def test_faults_are_seen_in_trees(fault: Fault) -> None:
+    with fault(), pytest.raises(AssertionError, match=SEEN):
         look_at("paged", replace(PARAMS["greedy"], max_tokens=8), TREE)
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "plant", [nobodys_feature, foreign_continuation], ids=lambda plant: plant.__name__
-)
-def test_faults_are_seen_behind_a_prompt_from_memory(
-    plant: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with plant(monkeypatch), pytest.raises(AssertionError, match=SEEN):
+@pytest.mark.parametrize("fault", [nobodys_feature, foreign_continuation])
+def test_faults_are_seen_behind_a_prompt_from_memory(fault: Fault) -> None:
+    with fault(), pytest.raises(AssertionError, match=SEEN):
         check_reuse()

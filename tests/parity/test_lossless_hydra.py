@@ -3,8 +3,8 @@
 And it reads the right features.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,15 +141,13 @@ def test_a_crowd_is_as_everyone_alone_and_a_request_without_drafts_keeps_no_feat
     assert seen == set(crowd.keys[:-1])
 
 
-@contextmanager
-def features_of_the_token_before() -> Iterator[None]:
+def features_of_the_token_before() -> AbstractContextManager[object]:
     committed = NGramDrafter.committed
 
     def faulty(self: NGramDrafter, row: Any, token_ids: Any, features: Any) -> None:
         committed(self, row, token_ids, None if features is None else features.roll(1, dims=0))
 
-    with patch.object(NGramDrafter, "committed", faulty):
-        yield
+    return patch.object(NGramDrafter, "committed", faulty)
 
 
 def test_features_of_another_token_are_noticed_and_change_no_output() -> None:

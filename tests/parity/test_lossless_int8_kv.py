@@ -1,9 +1,10 @@
 """Targets whose keys and values lie in int8: drafted equals their own plain decoding."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ from tests.fakes import NoisyOracleDrafter, OracleDrafter
 from tests.parity.checks import check_drafted_equals_plain, check_fault_is_found
 from tests.parity.paged_checks import AMPLE, FEW, requests
 from tests.parity.targets import make_dflash
-from tests.parity.test_lossless_trees import TreeDrafter
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+from tests.trees import TreeDrafter
 from tools import families
 
 DOUBLE = torch.float64
@@ -128,41 +129,32 @@ def test_it_is_another_target_and_a_close_one() -> None:
     assert 0 < error < 0.003
 
 
-@contextmanager
-def scales_of_another_row() -> Iterator[None]:
+def changing_scales(change: Callable[[Tensor], Tensor]) -> AbstractContextManager[object]:
+    """Keys and values are written with other scales [2, kv_heads, n, 1] than their own."""
+    write = Int8KV.write
+
+    def wrong(self: Int8KV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        write(self, layer, slots, k, v)
+        scales = self.scales[layer].flatten(2, 3)
+        scales.index_copy_(2, slots, change(scales.index_select(2, slots)))
+
+    return patch.object(Int8KV, "write", wrong)
+
+
+def of_another_row(scales: Tensor) -> Tensor:
     """A key written beside others takes the scale of its neighbor."""
-    with pytest.MonkeyPatch.context() as patch:
-        write = Int8KV.write
-
-        def wrong(self: Int8KV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-            write(self, layer, slots, k, v)
-            scales = self.scales[layer].flatten(2, 3)
-            scales.index_copy_(2, slots, scales.index_select(2, slots).roll(1, 2))
-
-        patch.setattr(Int8KV, "write", wrong)
-        yield
+    return scales.roll(1, 2)
 
 
-@contextmanager
-def scales_shared_by_a_forward() -> Iterator[None]:
+def shared_by_a_forward(scales: Tensor) -> Tensor:
     """All tokens of a forward are rounded by the largest of their numbers."""
-    with pytest.MonkeyPatch.context() as patch:
-        write = Int8KV.write
-
-        def wrong(self: Int8KV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-            write(self, layer, slots, k, v)
-            scales = self.scales[layer].flatten(2, 3)
-            largest = scales.index_select(2, slots).amax(2, keepdim=True)
-            scales.index_copy_(2, slots, largest.expand(-1, -1, slots.shape[0], -1))
-
-        patch.setattr(Int8KV, "write", wrong)
-        yield
+    return scales.amax(2, keepdim=True).expand_as(scales)
 
 
 @pytest.mark.usefixtures("without_kernels")
-@pytest.mark.parametrize("fault", [scales_of_another_row, scales_shared_by_a_forward])
-def test_a_planted_fault_is_found(fault: object) -> None:
-    with fault():  # type: ignore[operator]
+@pytest.mark.parametrize("change", [of_another_row, shared_by_a_forward])
+def test_a_planted_fault_is_found(change: Callable[[Tensor], Tensor]) -> None:
+    with changing_scales(change):
         check_fault_is_found(int8_target(), PROMPT, PARAMS["greedy"])
 
 

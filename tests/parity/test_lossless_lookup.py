@@ -283,7 +283,7 @@ class ReadsRejected(LookupDrafter):
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         found = super().propose(rows)
         for row, proposal in zip(rows, found, strict=True):
-            searched = self._searched[row.sequence.key]
+            searched = self._searched[row.sequence]
             searched.see(proposal.tree.tokens)
             searched.num_seen -= len(proposal)
         return found

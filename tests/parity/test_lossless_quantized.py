@@ -1,8 +1,10 @@
 """Quantized targets: drafted equals their own plain decoding, and planted faults are found."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,8 +27,8 @@ from tests.parity.checks import (
     stock_greedy,
 )
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
-from tests.parity.test_lossless_trees import TreeDrafter
 from tests.tiny import VOCAB_SIZE, tiny_drafter, tiny_target
+from tests.trees import TreeDrafter
 
 KINDS = ("llama", "qwen3", "gemma3", "qwen2", "qwen3_moe", "gpt_oss")
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6) * 6
@@ -103,66 +105,66 @@ def test_other_weights_answer_otherwise() -> None:
     assert len(set(answers)) == 3
 
 
+Product = Callable[[Tensor], Tensor]
+
+
 @contextmanager
-def scales_of_another_group() -> Iterator[None]:
+def beside_other_products(
+    change: Callable[[GroupWeight], GroupWeight],
+    choose: Callable[[Product, Product, Tensor], Tensor],
+) -> Iterator[None]:
+    """Products become what `choose` makes of them, those of a changed weight, and the input."""
+    make, product = GroupProduct.__init__, GroupProduct.__call__
+
+    def init(self: Any, kernels: Any, weight: GroupWeight, bias: Any) -> None:
+        make(self, kernels, weight, bias)
+        self.other = GroupLinear(change(weight), bias)
+
+    def call(self: Any, x: Tensor) -> Tensor:
+        return choose(partial(product, self), self.other, x)
+
+    with patch.object(GroupProduct, "__init__", init), patch.object(GroupProduct, "__call__", call):
+        yield
+
+
+def scales_of_another_group() -> AbstractContextManager[None]:
     """The rows behind the first are multiplied with the scales of a neighboring group."""
-    with pytest.MonkeyPatch.context() as patch:
-        make, product = GroupProduct.__init__, GroupProduct.__call__
 
-        def init(self: GroupProduct, kernels: Any, weight: GroupWeight, bias: Any) -> None:
-            make(self, kernels, weight, bias)
-            wrong = GroupWeight(
-                weight.numbers, weight.scales.roll(1, 1), weight.minimums, weight.dtype
-            )
-            self.wrong = GroupLinear(wrong, bias)  # type: ignore[attr-defined]
+    def change(weight: GroupWeight) -> GroupWeight:
+        return GroupWeight(weight.numbers, weight.scales.roll(1, 1), weight.minimums, weight.dtype)
 
-        def call(self: Any, x: Tensor) -> Tensor:
-            rows, wrong = product(self, x).flatten(0, -2), self.wrong(x).flatten(0, -2)
-            return torch.cat((rows[:1], wrong[1:])).view(*x.shape[:-1], -1)
+    def behind_the_first(right: Product, wrong: Product, x: Tensor) -> Tensor:
+        rows, others = right(x).flatten(0, -2), wrong(x).flatten(0, -2)
+        return torch.cat((rows[:1], others[1:])).view(*x.shape[:-1], -1)
 
-        patch.setattr(GroupProduct, "__init__", init)
-        patch.setattr(GroupProduct, "__call__", call)
-        yield
+    return beside_other_products(change, behind_the_first)
 
 
-@contextmanager
-def the_next_expert_for_many_rows() -> Iterator[None]:
+def the_next_expert_for_many_rows() -> AbstractContextManager[object]:
     """A share of several rows goes to the next expert."""
-    with pytest.MonkeyPatch.context() as patch:
-        run = experts._run
+    run = experts._run
 
-        def wrong(module: Any, expert: int, rows: Tensor) -> Tensor:
-            if rows.shape[0] > module.blockdraft_row_multiple:
-                expert = (expert + 1) % module.num_experts
-            return run(module, expert, rows)
+    def wrong(module: Any, expert: int, rows: Tensor) -> Tensor:
+        if rows.shape[0] > module.blockdraft_row_multiple:
+            expert = (expert + 1) % module.num_experts
+        return run(module, expert, rows)
 
-        patch.setattr(experts, "_run", wrong)
-        yield
+    return patch.object(experts, "_run", wrong)
 
 
-@contextmanager
-def order_by_the_number_of_rows() -> Iterator[None]:
+def order_by_the_number_of_rows() -> AbstractContextManager[None]:
     """The groups of many rows are added up from the last to the first."""
-    with pytest.MonkeyPatch.context() as patch:
-        make, product = GroupProduct.__init__, GroupProduct.__call__
 
-        def init(self: GroupProduct, kernels: Any, weight: GroupWeight, bias: Any) -> None:
-            make(self, kernels, weight, bias)
-            minimums = None if weight.minimums is None else weight.minimums.flip(1)
-            turned = GroupWeight(
-                weight.numbers.flip(1), weight.scales.flip(1), minimums, weight.dtype
-            )
-            self.turned = GroupLinear(turned, bias)  # type: ignore[attr-defined]
+    def turned(weight: GroupWeight) -> GroupWeight:
+        minimums = None if weight.minimums is None else weight.minimums.flip(1)
+        return GroupWeight(weight.numbers.flip(1), weight.scales.flip(1), minimums, weight.dtype)
 
-        def call(self: Any, x: Tensor) -> Tensor:
-            if x.shape[:-1].numel() <= 4:
-                return product(self, x)
-            groups = x.unflatten(-1, (-1, GROUP))
-            return self.turned(groups.flip(-2).flatten(-2))
+    def of_many_rows(forwards: Product, backwards: Product, x: Tensor) -> Tensor:
+        if x.shape[:-1].numel() <= 4:
+            return forwards(x)
+        return backwards(x.unflatten(-1, (-1, GROUP)).flip(-2).flatten(-2))
 
-        patch.setattr(GroupProduct, "__init__", init)
-        patch.setattr(GroupProduct, "__call__", call)
-        yield
+    return beside_other_products(turned, of_many_rows)
 
 
 @pytest.mark.parametrize("way", WAYS)

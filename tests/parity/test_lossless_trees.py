@@ -19,22 +19,23 @@ from torch import Tensor
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.plan import ROOT, PlannedRow, Proposal, Tree
+from blockdraft.core.plan import PlannedRow, Proposal
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.models.target.interface import Target
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Request, run_alone, run_crowd
-from tests.fakes import OracleDrafter, PagedTableTarget, TableTarget
+from tests.fakes import PagedTableTarget, TableTarget
+from tests.parity import faults
 from tests.parity.checks import Generated, check_drafted_equals_plain, generate
 from tests.parity.targets import WAYS, Way, make_target
 from tests.tiny import KINDS, LAYER_IDS, VOCAB_SIZE, tiny_target
+from tests.trees import TreeDrafter
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
-MAX_NODES = 8
 PARAMS = {
     "greedy": SamplingParams(max_tokens=32, logprobs=2),
     "sampled": SamplingParams(max_tokens=32, logprobs=2, temperature=1.0, seed=11),
@@ -42,41 +43,6 @@ PARAMS = {
         max_tokens=32, logprobs=1, temperature=0.8, seed=5, repetition_penalty=1.2, top_p=0.9
     ),
 }
-
-
-def tree_around(future: Ids[int], draw: random.Random, num_nodes: int) -> Tree:
-    """Random branches, of which some follow `future`."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    on_path = {ROOT: 0}
-    while len(tokens) < num_nodes:
-        parent = draw.choice([ROOT, *range(len(tokens)), *on_path, *on_path])
-        depth = on_path.get(parent, len(future))
-        is_right = depth < len(future) and draw.random() < 0.6
-        token = future[depth] if is_right else draw.randrange(VOCAB_SIZE)
-        if (token, parent) in zip(tokens, parents, strict=True):
-            continue
-        if depth < len(future) and token == future[depth]:
-            on_path[len(tokens)] = depth + 1
-        tokens.append(token)
-        parents.append(parent)
-    return Tree(tuple(tokens), tuple(parents))
-
-
-class TreeDrafter(OracleDrafter):
-    """Knows the plain output of each sequence, and proposes trees around it."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(MAX_NODES)
-        self.draw = random.Random(seed)
-
-    def propose(self, rows: Ids[Row]) -> list[Proposal]:
-        return [self._tree(row.sequence, row.num_draft_tokens) for row in rows]
-
-    def _tree(self, sequence: Sequence, num: int) -> Proposal:
-        future = self.known[sequence.key][sequence.num_output :]
-        tree = tree_around(future, self.draw, self.draw.randint(min(3, num), num))
-        return Proposal(tree, (1.0,) * len(tree), (self.kind,) * len(tree))
 
 
 def check_trees(target: Target, params: SamplingParams, prompt: Ids[int] = PROMPT) -> Generated:
@@ -294,34 +260,6 @@ def test_pages_that_trees_have_filled_are_reused() -> None:
 # Planted faults.
 
 
-def other_branch(planned: PlannedRow, nodes: Ids[int]) -> list[int]:
-    """A path of the same length that is not the right one, if the tree has one."""
-    paths = [planned.tree.path(node) for node in range(len(planned.tree))]
-    others = [path for path in paths if len(path) == len(nodes) and path != list(nodes)]
-    return others[0] if others else list(nodes)
-
-
-def in_wrong_order(planned: PlannedRow, nodes: Ids[int]) -> list[int]:
-    """The right nodes, from the last to the first."""
-    return list(nodes)[::-1]
-
-
-def keeping(
-    choose: Callable[[PlannedRow, Ids[int]], list[int]],
-) -> Callable[[type], AbstractContextManager[Any]]:
-    """Let targets keep other nodes than those that they are told to."""
-
-    def planted(target_type: type) -> AbstractContextManager[Any]:
-        real = target_type.keep
-
-        def keep(target: Any, planned: PlannedRow, nodes: Ids[int]) -> None:
-            real(target, planned, choose(planned, nodes))
-
-        return patch.object(target_type, "keep", keep)
-
-    return planted
-
-
 def sibling_stays_visible() -> AbstractContextManager[object]:
     """Between two paths the first node of the one before stays in the cache."""
     truncate, run_paths = KVCache.truncate, SequentialTarget._run_paths
@@ -339,15 +277,16 @@ def sibling_stays_visible() -> AbstractContextManager[object]:
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
-@pytest.mark.parametrize(
-    "fault", [keeping(other_branch), keeping(in_wrong_order)], ids=["branch", "order"]
-)
+@pytest.mark.parametrize("nodes", [faults.other_branch, faults.in_wrong_order])
 @pytest.mark.parametrize("make", list(TARGETS.values())[:3], ids=list(TARGETS)[:3])
 def test_the_check_finds_other_nodes_kept(
-    make: Callable[[], Target], fault: Callable[[type], AbstractContextManager[Any]], name: str
+    make: Callable[[], Target], nodes: faults.Nodes, name: str
 ) -> None:
     target = make()
-    with fault(type(target)), pytest.raises(AssertionError, match="drafted differs from plain"):
+    with (
+        faults.keeping(type(target), nodes),
+        pytest.raises(AssertionError, match="drafted differs from plain"),
+    ):
         check_trees(target, PARAMS[name])
 
 

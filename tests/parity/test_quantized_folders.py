@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +30,21 @@ from tests.tiny import TEXT_VOCAB_SIZE, edit_json, tiny_target, tiny_target_fold
 Weights = dict[str, Tensor]
 
 
-def rewrite(folder: Path, change: Callable[[Weights], Weights], **config: object) -> None:
-    """Other weights, and the config that says how they are packed."""
+def pack(
+    folder: Path,
+    packed: Callable[[str, Tensor], Weights],
+    is_packed: Callable[[str], bool] = lambda name: name.endswith("proj.weight"),
+) -> None:
+    """Put what `packed` makes of some weights in their place; usually of all linear layers."""
     path = folder / "model.safetensors"
-    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    found: Weights = {}
+    for name, weight in load_file(path).items():
+        found |= packed(name, weight) if is_packed(name) else {name: weight}
+    save_file(found, path, metadata={"format": "pt"})
+
+
+def tell(folder: Path, **config: object) -> None:
+    """Let the config say how weights are packed."""
     edit_json(folder / "config.json", quantization_config=config, dtype="bfloat16")
 
 
@@ -41,25 +53,25 @@ def mxfp4_folder(tmp_path: Path) -> Path:
     folder = tiny_target_folder(tmp_path, "gpt_oss", torch.bfloat16, intermediate_size=64)
     generator = torch.Generator().manual_seed(0)
 
-    def packed(weights: Weights) -> Weights:
-        found: Weights = {}
-        for name, weight in weights.items():
-            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-                found[name] = weight
-                continue
-            experts, inputs, outputs = weight.shape
-            shape = (experts, outputs, inputs // 32)
-            found[f"{name}_blocks"] = torch.randint(
-                256, (*shape, 16), generator=generator, dtype=torch.uint8
-            )
-            found[f"{name}_scales"] = torch.randint(
-                121, 125, shape, generator=generator, dtype=torch.uint8
-            )
-        return found
+    def packed(name: str, weight: Tensor) -> Weights:
+        experts, inputs, outputs = weight.shape
+        shape = (experts, outputs, inputs // 32)
+        kind = {"generator": generator, "dtype": torch.uint8}
+        return {
+            f"{name}_blocks": torch.randint(256, (*shape, 16), **kind),
+            f"{name}_scales": torch.randint(121, 125, shape, **kind),
+        }
 
+    pack(folder, packed, lambda name: name.endswith(("experts.gate_up_proj", "experts.down_proj")))
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
-    rewrite(folder, packed, quant_method="mxfp4", modules_to_not_convert=kept)
+    tell(folder, quant_method="mxfp4", modules_to_not_convert=kept)
     return folder
+
+
+def in_eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of a weight, and the one scale of all of them."""
+    scale = weight.float().abs().max() / 448
+    return (weight.float() / scale).to(torch.float8_e4m3fn), scale
 
 
 def fp8_folder(tmp_path: Path) -> Path:
@@ -67,19 +79,13 @@ def fp8_folder(tmp_path: Path) -> Path:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     folder = tiny_target_folder(tmp_path, "qwen3", torch.bfloat16, **sizes)
 
-    def packed(weights: Weights) -> Weights:
-        found: Weights = {}
-        for name, weight in weights.items():
-            if not name.endswith("proj.weight"):
-                found[name] = weight
-                continue
-            scale = weight.float().abs().max() / 448
-            found[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
-            shape = [-(-size // 128) for size in weight.shape]
-            found[f"{name}_scale_inv"] = scale.expand(shape).contiguous()
-        return found
+    def packed(name: str, weight: Tensor) -> Weights:
+        numbers, scale = in_eight_bits(weight)
+        shape = [-(-size // 128) for size in weight.shape]
+        return {name: numbers, f"{name}_scale_inv": scale.expand(shape).contiguous()}
 
-    rewrite(folder, packed, quant_method="fp8", weight_block_size=[128, 128])
+    pack(folder, packed)
+    tell(folder, quant_method="fp8", weight_block_size=[128, 128])
     return folder
 
 
@@ -91,32 +97,32 @@ def compressed_folder(tmp_path: Path, num_bits: int) -> Path:
     folder = tiny_target_folder(tmp_path, "qwen3", torch.bfloat16)
     largest = 2 ** (num_bits - 1) - 1
 
-    def packed(weights: Weights) -> Weights:
-        found: Weights = {}
-        for name, weight in weights.items():
-            if not name.endswith("proj.weight"):
-                found[name] = weight
-                continue
-            groups = weight.float().unflatten(1, (-1, 32))
-            scales = groups.abs().amax(-1, keepdim=True) / largest
-            numbers = (groups / scales).round().clamp(-largest, largest).to(torch.int8)
-            found[f"{name}_packed"] = pack_to_int32(numbers.flatten(1), num_bits)
-            found[f"{name}_scale"] = scales[..., 0].to(torch.bfloat16)
-            found[f"{name}_shape"] = torch.tensor(weight.shape)
-        return found
+    def packed(name: str, weight: Tensor) -> Weights:
+        groups = weight.float().unflatten(1, (-1, 32))
+        scales = groups.abs().amax(-1, keepdim=True) / largest
+        numbers = (groups / scales).round().clamp(-largest, largest).to(torch.int8)
+        return {
+            f"{name}_packed": pack_to_int32(numbers.flatten(1), num_bits),
+            f"{name}_scale": scales[..., 0].to(torch.bfloat16),
+            f"{name}_shape": torch.tensor(weight.shape),
+        }
 
+    pack(folder, packed)
+    tell(folder, **compressed_config(num_bits, ignore=["lm_head"]))
+    return folder
+
+
+def compressed_config(num_bits: int, ignore: list[str]) -> dict[str, Any]:
+    """What compressed-tensors writes of linear layers in groups of 32."""
     args = {"num_bits": num_bits, "type": "int", "symmetric": True}
     args |= {"strategy": "group", "group_size": 32}
-    rewrite(
-        folder,
-        packed,
-        quant_method="compressed-tensors",
-        format="pack-quantized",
-        quantization_status="compressed",
-        config_groups={"group_0": {"targets": ["Linear"], "weights": args}},
-        ignore=["lm_head"],
-    )
-    return folder
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}},
+        "ignore": ignore,
+    }
 
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -143,33 +149,28 @@ def four_bit_folder(tmp_path: Path, method: str) -> Path:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     folder = tiny_target_folder(tmp_path, "qwen3", torch.float16, **sizes)
 
-    def packed(weights: Weights) -> Weights:
-        found: Weights = {}
-        for name, weight in weights.items():
-            if not name.endswith("proj.weight"):
-                found[name] = weight
-                continue
-            groups = weight.float().unflatten(1, (-1, 32))
-            scales = groups.abs().amax(-1, keepdim=True) / 7
-            numbers = ((groups / scales).round() + 8).flatten(1)
-            zeros = torch.full(groups.shape[:2], 8)
-            layer = name.removesuffix("weight")
-            found[f"{layer}scales"] = scales[..., 0].T.to(torch.float16).contiguous()
-            if method == "gptq":
-                found[f"{layer}qweight"] = words_of(numbers).T.contiguous()
-                # One less than it is: so the first version of the format has it.
-                found[f"{layer}qzeros"] = words_of(zeros.T - 1)
-                found[f"{layer}g_idx"] = torch.arange(weight.shape[1], dtype=torch.int32) // 32
-            else:
-                found[f"{layer}qweight"] = words_of(numbers.T, AWQ_ORDER)
-                found[f"{layer}qzeros"] = words_of(zeros.T, AWQ_ORDER)
-        return found
+    def packed(name: str, weight: Tensor) -> Weights:
+        groups = weight.float().unflatten(1, (-1, 32))
+        scales = groups.abs().amax(-1, keepdim=True) / 7
+        numbers = ((groups / scales).round() + 8).flatten(1)
+        zeros = torch.full(groups.shape[:2], 8)
+        found = {"scales": scales[..., 0].T.to(torch.float16).contiguous()}
+        if method == "gptq":
+            found["qweight"] = words_of(numbers).T.contiguous()
+            # One less than it is: so the first version of the format has it.
+            found["qzeros"] = words_of(zeros.T - 1)
+            found["g_idx"] = torch.arange(weight.shape[1], dtype=torch.int32) // 32
+        else:
+            found["qweight"] = words_of(numbers.T, AWQ_ORDER)
+            found["qzeros"] = words_of(zeros.T, AWQ_ORDER)
+        return {name.removesuffix("weight") + part: tensor for part, tensor in found.items()}
 
     own = {
         "gptq": {"desc_act": False, "sym": True, "checkpoint_format": "gptq"},
         "awq": {"version": "gemm", "zero_point": True},
     }[method]
-    rewrite(folder, packed, quant_method=method, bits=4, group_size=32, **own)
+    pack(folder, packed)
+    tell(folder, quant_method=method, bits=4, group_size=32, **own)
     return folder
 
 
@@ -225,29 +226,21 @@ def test_a_part_for_text_that_is_packed_alone_is_unpacked(tmp_path: Path) -> Non
     from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
     write_wrapper(tmp_path, "Kimi_K25", moe_intermediate_size=32)
-    path = tmp_path / "model.safetensors"
-    found: Weights = {}
-    for name, weight in load_file(path).items():
+
+    def packed(name: str, weight: Tensor) -> Weights:
         if ".mlp.experts." not in name:
-            found[name] = weight.float()
-            continue
+            return {name: weight.float()}
         # All numbers are -1, 0 and 1 steps of an eighth, so nothing is rounded.
-        numbers = weight.sign().to(torch.int8)
-        found[f"{name}_packed"] = pack_to_int32(numbers, 4)
-        found[f"{name}_scale"] = torch.full((len(weight), weight.shape[1] // 32), 0.125)
-        found[f"{name}_shape"] = torch.tensor(weight.shape)
-    save_file(found, path, metadata={"format": "pt"})
-    args = {"num_bits": 4, "type": "int", "symmetric": True}
-    args |= {"strategy": "group", "group_size": 32}
-    packed = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}},
-        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"],
-    }
+        return {
+            f"{name}_packed": pack_to_int32(weight.sign().to(torch.int8), 4),
+            f"{name}_scale": torch.full((len(weight), weight.shape[1] // 32), 0.125),
+            f"{name}_shape": torch.tensor(weight.shape),
+        }
+
+    pack(tmp_path, packed, lambda name: True)
+    own = compressed_config(4, ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"])
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
-    edit_json(tmp_path / "config.json", text_config={**text, "quantization_config": packed})
+    edit_json(tmp_path / "config.json", text_config={**text, "quantization_config": own})
     model = load_target_model(tmp_path, torch.float32)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     experts = [p for name, p in model.named_parameters() if ".mlp.experts." in name]
@@ -262,17 +255,13 @@ def scaled_folder(tmp_path: Path, kind: str = "qwen3", part: str = "") -> Path:
     part: of the names of those that are packed.
     """
     folder = tiny_target_folder(tmp_path, kind, torch.bfloat16)
-    path = folder / "model.safetensors"
-    found: Weights = {}
-    for name, weight in load_file(path).items():
-        if not (part in name and name.endswith("proj.weight")):
-            found[name] = weight
-            continue
-        scale = weight.float().abs().max() / 448
-        found[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
-        found[f"{name}_scale"] = scale
-        found[name.replace("weight", "input_scale")] = torch.tensor(1.0)
-    save_file(found, path, metadata={"format": "pt"})
+
+    def packed(name: str, weight: Tensor) -> Weights:
+        numbers, scale = in_eight_bits(weight)
+        input_scale = {name.replace("weight", "input_scale"): torch.tensor(1.0)}
+        return {name: numbers, f"{name}_scale": scale, **input_scale}
+
+    pack(folder, packed, lambda name: part in name and name.endswith("proj.weight"))
     return folder
 
 

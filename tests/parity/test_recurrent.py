@@ -16,11 +16,10 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
-from blockdraft.engine.engine import Engine
 from blockdraft.models.layers.recurrent import copies_states
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.train.features import FrozenTarget
-from tests.crowd import Answer, Request, run_alone, run_crowd
+from tests.crowd import Answer, Request, check_aborted, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
 from tests.parity import faults
 from tests.parity.checks import (
@@ -140,20 +139,7 @@ def check_crowd(target: SequentialTarget) -> None:
         assert crowd.engine.proposer.failures.num_failures == 0
         assert bool(crowd.engine.scheduler.num_preempted) == isinstance(memory, TightMemory)
     target.memory = Memory()
-
-    drafter = new_drafter()
-    engine = Engine(target, drafter)
-    keys = [engine.add(request.prompt, request.params) for request in requests]
-    drafter.known = dict(zip(keys, known, strict=True))
-    for _ in range(3):
-        engine.step()
-    for key, tokens in list(zip(keys, known, strict=True))[:2]:
-        output_ids = engine.take(key).sequence.output_ids
-        assert output_ids == tokens[: len(output_ids)]
-    while engine.has_work:
-        engine.step()
-    for key, tokens in list(zip(keys, known, strict=True))[2:]:
-        assert engine.take(key).sequence.output_ids == tokens
+    check_aborted(target, new_drafter(), requests, known, (0, 1))
 
 
 @pytest.mark.one_in(3)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache import state_layer as state_layer_module
-from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.cache.pages import Pages
 from blockdraft.cache.state_layer import StateLayer
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.recurrence import NativeRecurrence
@@ -38,14 +38,10 @@ from blockdraft.models.layers.recurrent import (
 from blockdraft.models.target.sequential import SequentialTarget
 from tests.parity.test_architectures import RECURRENT, build
 from tests.parity.test_recurrent_pages import AMPLE, FEW, alone, together
+from tests.parity.test_recurrent_pages import KINDS as PAGED_KINDS
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
-PAGED_KINDS = (
-    *("KimiLinear", "LaraMini", "OlmoHybrid", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
-    *("Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH"),
-    *("Lfm2", "Lfm2Moe", "Lfm3"),
-)
 KINDS = (*PAGED_KINDS, "Mamba2", "Zamba2")
 ONE_OF_EACH = ("Qwen3_5", "GraniteMoeHybrid", "Lfm2")
 """A delta rule, a scan, a convolution alone."""
@@ -139,18 +135,6 @@ def test_a_kernel_gives_what_single_steps_give(name: str, dtype: torch.dtype) ->
         )
 
 
-@pytest.mark.one_in(24)
-@pytest.mark.parametrize("chunk", [1, 7, 64, 512])
-@pytest.mark.parametrize("kind", PAGED_KINDS)
-def test_five_together_answer_as_alone(kind: str, chunk: int) -> None:
-    pages = Pages(AMPLE)
-    crowd = together(kind, pages, chunk=chunk)
-    assert crowd.answers == alone(kind)
-    assert pages.num_reused_tokens >= PAGE_SIZE
-    drafted = sum(answer.acceptance.num_drafted for answer in crowd.answers)
-    assert 0 < sum(answer.acceptance.num_accepted for answer in crowd.answers) < drafted
-
-
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("num_pages", [AMPLE, FEW])
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
@@ -160,16 +144,7 @@ def test_nobody_reads_what_was_given_back(kind: str, num_pages: int) -> None:
     assert crowd.answers == alone(kind, 60)
 
 
-@pytest.mark.one_in(12)
-@pytest.mark.parametrize("kind", PAGED_KINDS)
-def test_preempted_ones_answer_as_alone(kind: str) -> None:
-    crowd = together(kind, Pages(FEW), max_tokens=60, chunk=64)
-    assert crowd.engine.scheduler.num_preempted
-    assert crowd.answers == alone(kind, 60)
-
-
-@contextmanager
-def gates_of_the_neighbor() -> Iterator[None]:
+def gates_of_the_neighbor() -> AbstractContextManager[object]:
     """Beside other sequences a row decays, writes and opens by the gates of the row before it."""
     real = kernel_mixers._Steps.run
 
@@ -183,35 +158,29 @@ def gates_of_the_neighbor() -> Iterator[None]:
             steps._inputs = replace(own, **gates)
         return real(steps)
 
-    with patch.object(kernel_mixers._Steps, "run", run):
-        yield
+    return patch.object(kernel_mixers._Steps, "run", run)
 
 
-@contextmanager
-def accepted_rows_do_not_step_again() -> Iterator[None]:
+def accepted_rows_do_not_step_again() -> AbstractContextManager[object]:
     """A rejection goes back to the anchor's state, and counts the accepted tokens all the same."""
 
     def step_again(layer: StateLayer, length: int) -> None:
         layer._take(layer._copies[layer._sure], length)
 
-    with patch.object(StateLayer, "_step_again", step_again):
-        yield
+    return patch.object(StateLayer, "_step_again", step_again)
 
 
-@contextmanager
-def other_rows_step_again() -> Iterator[None]:
+def other_rows_step_again() -> AbstractContextManager[object]:
     """What is kept of the candidates are the inputs of the rows before them."""
     real = RecurrentInputs.copied
 
     def copied(inputs: RecurrentInputs, first: int, end: int) -> RecurrentInputs:
         return real(inputs, first - 1, end - 1)
 
-    with patch.object(RecurrentInputs, "copied", copied):
-        yield
+    return patch.object(RecurrentInputs, "copied", copied)
 
 
-@contextmanager
-def rejected_rows_step_again_too() -> Iterator[None]:
+def rejected_rows_step_again_too() -> AbstractContextManager[object]:
     """One token too many steps again."""
     real = StateLayer._step_again
 
@@ -219,12 +188,10 @@ def rejected_rows_step_again_too() -> Iterator[None]:
         real(layer, min(length + 1, layer._sure + sum(num for num, _ in layer._again)))
         layer.num_steps = length
 
-    with patch.object(StateLayer, "_step_again", step_again):
-        yield
+    return patch.object(StateLayer, "_step_again", step_again)
 
 
-@contextmanager
-def accepted_rows_step_again_from_another_state() -> Iterator[None]:
+def accepted_rows_step_again_from_another_state() -> AbstractContextManager[object]:
     """They step behind the rejected ones instead of behind the anchor."""
     real = StateLayer._step_again
 
@@ -232,12 +199,10 @@ def accepted_rows_step_again_from_another_state() -> Iterator[None]:
         layer._copies[layer._sure] = layer._present()
         real(layer, length)
 
-    with patch.object(StateLayer, "_step_again", step_again):
-        yield
+    return patch.object(StateLayer, "_step_again", step_again)
 
 
-@contextmanager
-def spoiled_room() -> Iterator[None]:
+def spoiled_room() -> AbstractContextManager[object]:
     """What is given back is no number from then on, so that whoever still reads it is found."""
     real = NativeRecurrence.take_back
 
@@ -247,8 +212,7 @@ def spoiled_room() -> Iterator[None]:
         state.inputs.fill_(torch.nan)
         real(step, state)
 
-    with patch.object(NativeRecurrence, "take_back", take_back):
-        yield
+    return patch.object(NativeRecurrence, "take_back", take_back)
 
 
 @contextmanager

@@ -123,9 +123,9 @@ def test_a_beginning_of_the_other_kind_taken_over_is_noticed(
     model = model_of("llama", torch.float32)
     with PagedTarget(model, Pages(24)).released_after() as target:
         alone = run_alone(target, requests()[:3])
-    digests = Pages._digests
+    chains = Pages._chains
     monkeypatch.setattr(
-        Pages, "_digests", lambda self, key, context, is_long: digests(self, key, context, False)
+        Pages, "_chains", lambda self, key, context, is_long: chains(self, key, context, False)
     )
     with PagedTarget(model, Pages(24)).released_after() as target:
         found = run_crowd(target, NoDrafter(), requests()[:3]).answers

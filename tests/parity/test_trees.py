@@ -4,9 +4,10 @@ On the sequential path its paths run one after another; in pages all branches ar
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +26,7 @@ from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.target.interface import TargetOutput
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
+from tests.parity import faults
 from tests.parity.targets import WAYS, Way, make_target
 from tests.tiny import VOCAB_SIZE, tiny_target
 
@@ -247,49 +249,19 @@ def test_a_step_that_failed_leaves_nothing_of_its_tree() -> None:
 # Planted faults.
 
 
-@contextmanager
-def other_branch_kept() -> Iterator[None]:
-    """Another node's path of the same length, where there is one."""
-    with keeping(lambda tree, nodes: next(
-        (path for path in map(tree.path, range(len(tree)))
-         if len(path) == len(nodes) and path != nodes), nodes)):  # fmt: skip
-        yield
-
-
-@contextmanager
-def kept_in_wrong_order() -> Iterator[None]:
-    with keeping(lambda tree, nodes: nodes[::-1]):
-        yield
-
-
-@contextmanager
-def keeping(chosen: Callable[[Tree, list[int]], list[int]]) -> Iterator[None]:
-    real = PagedTarget.keep
-
-    def keep(target: PagedTarget, planned: PlannedRow, nodes: Sequence[int]) -> None:
-        real(target, planned, chosen(planned.tree, list(nodes)))
-
-    with patch.object(PagedTarget, "keep", keep):
-        yield
-
-
-@contextmanager
-def nothing_moves() -> Iterator[None]:
+def nothing_moves() -> AbstractContextManager[object]:
     """The kept path stays where it was computed."""
-    with patch.object(PagedKV, "move", lambda *_: None):
-        yield
+    return patch.object(PagedKV, "move", lambda *_: None)
 
 
-@contextmanager
-def spans(change: Callable[[Span], Span]) -> Iterator[None]:
+def spans(change: Callable[[Span], Span]) -> AbstractContextManager[object]:
     """Attention gets other branches than those of the tree."""
     real = AttentionPlan.__init__
 
     def init(plan: AttentionPlan, backend: Any, kv: Any, given: list[Span], *args: Any) -> None:
         real(plan, backend, kv, [change(s) if s.path_slots else s for s in given], *args)
 
-    with patch.object(AttentionPlan, "__init__", init):
-        yield
+    return patch.object(AttentionPlan, "__init__", init)
 
 
 def sibling_visible(span: Span) -> Span:
@@ -315,7 +287,15 @@ def test_the_check_finds_what_a_branch_should_not_see(
         check_paths("paged", "llama", torch.float32, length)
 
 
-@pytest.mark.parametrize("fault", [other_branch_kept, kept_in_wrong_order, nothing_moves])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        partial(faults.keeping, PagedTarget, faults.other_branch),
+        partial(faults.keeping, PagedTarget, faults.in_wrong_order),
+        nothing_moves,
+    ],
+    ids=["branch", "order", "place"],
+)
 def test_the_check_finds_another_path_kept(fault: Any) -> None:
     with fault(), pytest.raises(AssertionError, match="other keys or values"):
         check_kept("paged", "llama", torch.float32, 7)

@@ -38,34 +38,36 @@ class Allocator:
 
         free: what is proposed for each row already, without a model.
         """
-        free = [
-            self._usable(own) for own, row in zip(free, batch, strict=True) if not row.is_prompt
-        ]
-        decoding = [row for row in batch if not row.is_prompt]
+        decoding, usable = self._decoding(batch, free)
         num_prompt_tokens = sum(len(row.new_ids) for row in batch if row.is_prompt)
         limited: list[Row] | None = None
         with self.failures.caught():
-            limited = self.policy.limit(decoding, num_prompt_tokens, free)
+            limited = self.policy.limit(decoding, num_prompt_tokens, usable)
         rest = iter([row.limited(0) for row in decoding] if limited is None else limited)
         return [row if row.is_prompt else next(rest) for row in batch]
 
     def plan(self, batch: Batch, proposals: Sequence[Proposal]) -> ForwardPlan:
         """The pass over a batch that verifies those candidates that are worth it."""
-        proposals = [self._usable(own) for own in proposals]
-        decoding = [place for place, row in enumerate(batch) if not row.is_prompt]
+        decoding, usable = self._decoding(batch, proposals)
         chosen = [NOTHING] * len(decoding)
         with self.failures.caught():
-            chosen = self.policy.choose(
-                [batch[place] for place in decoding], [proposals[place] for place in decoding]
-            )
-        planned = [PlannedRow(row) for row in batch]
-        for place, proposal in zip(decoding, chosen, strict=True):
-            planned[place] = PlannedRow(batch[place], proposal)
-        return ForwardPlan(planned)
+            chosen = self.policy.choose(decoding, usable)
+        rest = iter(chosen)
+        return ForwardPlan(
+            [PlannedRow(row, NOTHING if row.is_prompt else next(rest)) for row in batch]
+        )
 
-    def _usable(self, proposal: Proposal) -> Proposal:
-        is_usable = self._takes_trees or proposal.tree.is_chain
-        return proposal if is_usable else proposal.first_chain()
+    def _decoding(
+        self, batch: Batch, proposals: Sequence[Proposal]
+    ) -> tuple[list[Row], list[Proposal]]:
+        """The rows that decode, and what of their proposals the target can verify."""
+        decoding, usable = list[Row](), list[Proposal]()
+        for row, own in zip(batch, proposals, strict=True):
+            if not row.is_prompt:
+                decoding.append(row)
+                is_usable = self._takes_trees or own.tree.is_chain
+                usable.append(own if is_usable else own.first_chain())
+        return decoding, usable
 
     def record(
         self,

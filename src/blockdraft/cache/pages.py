@@ -44,14 +44,20 @@ class _Digests:
 class _Table:
     """The pages of one sequence; the first `num_chained` of them are in the prefix chain.
 
-    `num_uncounted` tokens were taken over, by a sequence that may still be sent away.
+    `chains` are the digests by which it may take pages over, its own first. `num_uncounted` tokens
+    were taken over, by a sequence that may still be sent away.
     """
 
-    digests: _Digests
-    page_ids: list[int] = field(default_factory=list)
-    is_long: bool = False
-    num_chained: int = 0
-    num_uncounted: int = 0
+    chains: list[_Digests]
+    page_ids: list[int]
+    is_long: bool
+    num_chained: int
+    num_uncounted: int
+
+    @property
+    def digests(self) -> _Digests:
+        """Those under which its pages are published."""
+        return self.chains[0]
 
 
 class Borders(Protocol):
@@ -82,7 +88,7 @@ class Pages(Memory):
         self.long_from: int | None = None
         self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))
         self._tables: dict[int, _Table] = {}
-        self._put_back: dict[int, _Digests] = {}
+        self._put_back: dict[int, list[_Digests]] = {}
         self._num_holders = [0] * num_pages
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
@@ -115,11 +121,7 @@ class Pages(Memory):
         """
         assert key not in self._tables
         is_long = self.long_from is not None and longest > self.long_from
-        digests = self._digests(key, with_context, is_long)
-        chains, page_ids = [digests], list[int]()
-        if not with_context and self.borders is None:
-            # Keys and values of the target are the same, whatever else a page has.
-            chains.append(_Digests(_domain(with_context=True, is_long=is_long)))
+        chains, page_ids = self._chains(key, with_context, is_long), list[int]()
         for index in range((len(token_ids) - 1) // PAGE_SIZE if self.reuse else 0):
             found = (self._page_of.get(own.of(index, token_ids)) for own in chains)
             page_id = next((page_id for page_id in found if page_id is not None), None)
@@ -127,13 +129,14 @@ class Pages(Memory):
                 break
             page_ids.append(page_id)
         if self.borders is not None:
-            while page_ids and not self.borders.has(digests.known[len(page_ids) - 1]):
+            known = chains[0].known
+            while page_ids and not self.borders.has(known[len(page_ids) - 1]):
                 page_ids.pop()
-            last = digests.known[len(page_ids) - 1] if page_ids else None
+            last = known[len(page_ids) - 1] if page_ids else None
             self.borders.opened(key, last, len(page_ids) * PAGE_SIZE)
         num_reused = len(page_ids) * PAGE_SIZE
         with uninterrupted():
-            self._tables[key] = _Table(digests, page_ids, is_long, len(page_ids), num_reused)
+            self._tables[key] = _Table(chains, page_ids, is_long, len(page_ids), num_reused)
             for page_id in page_ids:
                 self._hold(page_id)
         return num_reused
@@ -142,11 +145,16 @@ class Pages(Memory):
         """True if the sequence may have more tokens than `long_from`."""
         return self._tables[key].is_long
 
-    def _digests(self, key: int, with_context: bool, is_long: bool) -> _Digests:
-        """Those that are known of a sequence that was put back, or none."""
-        domain = _domain(with_context=with_context, is_long=is_long)
-        known = self._put_back.pop(key, None)
-        return known if known is not None and known.domain == domain else _Digests(domain)
+    def _chains(self, key: int, with_context: bool, is_long: bool) -> list[_Digests]:
+        """See _Table.chains; what was hashed of a sequence that was put back is known."""
+        domains = [_domain(with_context=with_context, is_long=is_long)]
+        if not with_context and self.borders is None:
+            # Keys and values of the target are the same, whatever else a page has.
+            domains.append(_domain(with_context=True, is_long=is_long))
+        known = self._put_back.pop(key, [])
+        if [digests.domain for digests in known] == domains:
+            return known
+        return [_Digests(domain) for domain in domains]
 
     def num_shared(
         self, key: int, token_ids: Sequence[int], other_key: int, other_ids: Sequence[int]
@@ -225,7 +233,7 @@ class Pages(Memory):
         """See Memory.put_back. Its pages are free; what was hashed of its tokens is remembered."""
         with uninterrupted():
             if (table := self._tables.pop(key, None)) is not None:
-                self._put_back[key] = table.digests
+                self._put_back[key] = table.chains
                 self._release_all(table)
 
     def close(self, key: int) -> None:

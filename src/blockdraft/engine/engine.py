@@ -24,7 +24,7 @@ from blockdraft.core.thinking import ThinkingLimit
 from blockdraft.engine.limits import RequestLimits
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
-from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
+from blockdraft.engine.scheduler import Scheduler, least
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.step_work import record_step, rows_work
@@ -74,9 +74,9 @@ class Engine:
             prefill_chunk=prefill_chunk,
             model_depth=drafter.max_nodes,
             model_kind=drafter.kind,
+            free_depth=self.proposer.free_depth,
             draft_context=bool(drafter.feature_layers),
         )
-        self.scheduler.free_depth = self.proposer.free_depth
         self.progress: dict[int, SampleRecord] = {}
         self._costs: StepCosts | None = None
         self._unreported: list[StepOutput] = []
@@ -158,8 +158,6 @@ class Engine:
         self.scheduler.num_draft_tokens = num_draft_tokens
         self.scheduler.draft_depth = draft_depth
         self.scheduler.model_depth = depth
-        drafts = num_draft_tokens != 0
-        self.scheduler.free_depth = self.proposer.free_depth if drafts else no_free_depth
         return depth
 
     def _set_trees(self, num_nodes: int) -> None:

@@ -15,11 +15,6 @@ MIN_CHUNK = 32
 logger = logging.getLogger(__name__)
 
 
-def no_free_depth(sequence: Sequence) -> int:
-    """The `free_depth` of a scheduler where nothing is proposed without a model."""
-    return 0
-
-
 def least(limit: int, *others: int | None) -> int:
     """The least of several limits; None is none."""
     return min([limit, *(other for other in others if other is not None)])
@@ -53,7 +48,8 @@ class Scheduler:
         prefill_chunk: int,
         model_depth: int,
         model_kind: str,
-        draft_context: bool = False,
+        free_depth: Callable[[Sequence], int],
+        draft_context: bool,
     ) -> None:
         self.memory = memory
         self._release = release
@@ -61,11 +57,11 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.model_depth = model_depth
         self._model_kind = model_kind
+        self.free_depth = free_depth
         self.draft_context = draft_context
         self.num_tree_nodes = 0
         self.num_draft_tokens: int | None = None
         self.draft_depth: int | None = None
-        self.free_depth: Callable[[Sequence], int] = no_free_depth
         self.num_preempted = 0
         self.waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.running: list[Sequence] = []
@@ -189,9 +185,13 @@ class Scheduler:
         new_ids = sequence.token_ids[start : start + chunk]
         if sequence.is_prefilling:
             return Row(sequence, new_ids, 0, is_prompt=True)
+        params = sequence.params
         # The bonus takes the last place, so no draft can be kept there.
-        num_left = sequence.params.max_tokens - sequence.num_output - 1
-        longest = least(num_left, self.draft_depth, sequence.params.draft_depth)
+        num_left = params.max_tokens - sequence.num_output - 1
+        most = self.num_draft_tokens, params.max_draft_tokens
+        longest = least(num_left, *most, self.draft_depth, params.draft_depth)
+        if longest <= 0:
+            return Row(sequence, new_ids, 0)
         may_model = sequence.allows(self._model_kind)
         model_depth = min(self.model_depth, longest) if may_model else 0
         depth = max(model_depth, min(self.free_depth(sequence), longest))
@@ -202,7 +202,7 @@ class Scheduler:
         return Row(
             sequence,
             new_ids,
-            self._draft_limit(sequence, max(depth, self.num_tree_nodes)),
+            self._draft_limit(sequence, least(max(depth, self.num_tree_nodes), *most)),
             max_depth=depth,
             num_model_tokens=num_model_tokens,
             max_model_depth=model_depth,
@@ -210,9 +210,8 @@ class Scheduler:
 
     def _draft_limit(self, sequence: Sequence, limit: int) -> int:
         """The most candidates to verify of it, at most `limit`; room is reserved for them."""
-        limit = least(limit, self.num_draft_tokens, sequence.params.max_draft_tokens)
         # Drafts take what room there is; nobody is preempted for them.
         num_tokens = len(sequence.token_ids)
-        if limit > 0 and not self.memory.reserve(sequence.key, num_tokens + limit):
+        if not self.memory.reserve(sequence.key, num_tokens + limit):
             limit = min(limit, self.memory.room(sequence.key) - num_tokens)
         return limit

@@ -11,24 +11,17 @@ from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import NOTHING
-from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.scheduler import MIN_CHUNK, Scheduler
+from tests.samples import make_sample
 
 
 def make_sequence(
     key: int, num_prompt: int = 3, num_output: int = 0, first_id: int = 0, **params: object
 ) -> Sequence:
-    num_tokens = num_prompt + num_output
-    return Sequence(
-        key=key,
-        params=SamplingParams(**{"max_tokens": 20, **params}),
-        seed=0,
-        sample_index=0,
-        stop_ids=frozenset(),
-        token_ids=list(range(first_id, first_id + num_tokens)),
-        num_prompt=num_prompt,
-    )
+    end = first_id + num_prompt
+    prompt, output = range(first_id, end), range(end, end + num_output)
+    return make_sample(prompt, output, key=key, **{"max_tokens": 20, **params})
 
 
 def make_scheduler(
@@ -37,7 +30,8 @@ def make_scheduler(
     **changes: Any,
 ) -> Scheduler:
     memory = memory or Memory()
-    options = {"max_running": 2, "prefill_chunk": 4, "model_depth": 7, "model_kind": "dflash"}
+    options: dict[str, Any] = {"max_running": 2, "prefill_chunk": 4, "draft_context": False}
+    options |= {"model_depth": 7, "model_kind": "dflash", "free_depth": lambda sequence: 0}
 
     def close(sequence: Sequence) -> None:
         memory.close(sequence.key)
@@ -356,9 +350,8 @@ def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
 
 
 def test_a_model_that_a_request_does_not_name_is_not_counted_on() -> None:
-    scheduler = make_scheduler(model_depth=7, model_kind="dflash")
+    scheduler = make_scheduler(free_depth=lambda sequence: 4)
     scheduler.num_tree_nodes = 15
-    scheduler.free_depth = lambda sequence: 4
     named = make_sequence(0, num_output=1, drafters=("lookup", "dflash"))
     others = make_sequence(1, num_output=1, drafters=("lookup",))
     start(scheduler, named, others)
@@ -370,8 +363,7 @@ def test_a_model_that_a_request_does_not_name_is_not_counted_on() -> None:
 
 
 def test_short_paths_without_a_model_may_branch_where_there_are_trees() -> None:
-    scheduler = make_scheduler(model_depth=0)
-    scheduler.free_depth = lambda sequence: 8
+    scheduler = make_scheduler(model_depth=0, free_depth=lambda sequence: 8)
     short = make_sequence(0, num_output=1, draft_depth=2)
     start(scheduler, short)
     (chain,) = scheduler.schedule()

@@ -5,9 +5,8 @@ import pytest
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Sequence
 from blockdraft.engine.scheduler import Scheduler
+from tests.samples import make_sample
 
 NUM_PROMPT = 3 * PAGE_SIZE + 5
 
@@ -21,20 +20,13 @@ def make_scheduler(memory=None, *, draft_context=True):
         prefill_chunk=2 * PAGE_SIZE,
         model_depth=3,
         model_kind="dflash",
+        free_depth=lambda sequence: 0,
         draft_context=draft_context,
     )
 
 
 def add(scheduler, key, token_ids, **params):
-    sequence = Sequence(
-        key=key,
-        params=SamplingParams(max_tokens=20, **params),
-        seed=0,
-        sample_index=0,
-        stop_ids=frozenset(),
-        token_ids=list(token_ids),
-        num_prompt=len(token_ids),
-    )
+    sequence = make_sample(token_ids, key=key, max_tokens=20, **params)
     scheduler.add(sequence)
     return sequence
 
@@ -199,8 +191,9 @@ def test_those_who_wait_for_a_long_prompt_do_not_read_it_again_in_each_step():
     assert not scheduler.waiting
 
 
+@pytest.mark.parametrize("draft_context", [True, False])
 @pytest.mark.parametrize("waits_for", ["a beginning", "room"])
-def test_who_waits_is_hashed_once(waits_for, monkeypatch):
+def test_who_waits_is_hashed_once(waits_for, draft_context, monkeypatch):
     memory = Pages(100 if waits_for == "a beginning" else 8)
     hashed, real = [], pages_module._next_digest
 
@@ -208,7 +201,7 @@ def test_who_waits_is_hashed_once(waits_for, monkeypatch):
         hashed.append(index)
         return real(digests, token_ids, index)
 
-    scheduler = make_scheduler(memory)
+    scheduler = make_scheduler(memory, draft_context=draft_context)
     add(scheduler, 5, range(200, 200 + NUM_PROMPT))
     add(scheduler, 6, range(200, 200 + NUM_PROMPT) if waits_for == "a beginning" else range(9999))
     monkeypatch.setattr(pages_module, "_next_digest", next_digest)

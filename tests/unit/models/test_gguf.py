@@ -26,9 +26,9 @@ from blockdraft.models.target.loading import load_target_model
 from blockdraft.text.tokenizer import load_tokenizer
 from tests.parity.checks import check_drafted_equals_plain
 from tests.parity.targets import WAYS, Way, make_target
-from tests.parity.test_lossless_trees import TreeDrafter
 from tests.tiny import tiny_target_folder, tiny_tokenizer
 from tests.tiny_gguf import write_gguf
+from tests.trees import TreeDrafter
 
 KNOWN = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0)
 IDS = torch.arange(2, 90)[None]

@@ -23,7 +23,7 @@ from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.ngrams import NativeNGrams
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, TokenNoise
+from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, NGramSearch, TokenNoise
 from blockdraft.models.draft.hydra_head import (
     EPS,
     HEAD_NAME,
@@ -93,6 +93,12 @@ def small_table() -> NGramTable:
     return NGramTable.count([(text_of(draw, 60, 6), 3) for _ in range(40)])
 
 
+def native(table: NGramTable, layers: HydraLayers | None = None) -> NGramSearch:
+    search = native_ngrams(rules_for(table), layers)
+    assert search is not None
+    return search
+
+
 def is_close(found: NGramPaths, expected: NGramPaths) -> bool:
     """The same paths, but for those that are hardly likely enough."""
     one, other = (
@@ -115,8 +121,7 @@ def _paths(found: NGramPaths) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("temperature", [None, 0.2, 0.8, 1.0, 3.0])
 def test_kernels_guess_the_same(temperature: float | None, dtype: torch.dtype) -> None:
     table, layers = small_table(), layers_of(random_head(), dtype)
-    kernels, plain = native_ngrams(rules_for(table), layers), PlainSearch(table, layers)
-    assert kernels is not None
+    kernels, plain = native(table, layers), PlainSearch(table, layers)
     draw, num_changed, num_alike = random.Random(5), 0, 0
     for key in range(20):
         text = text_of(draw, 30, 6)
@@ -144,9 +149,7 @@ def test_kernels_guess_the_same(temperature: float | None, dtype: torch.dtype) -
 def test_texts_are_guessed_together_as_alone(num: int) -> None:
     """Whatever is known of each, and however far it is searched: the head reads all at once."""
     table, layers, draw = small_table(), layers_of(random_head()), random.Random(6)
-    together, alone = (native_ngrams(rules_for(table), layers) for _ in range(2))
-    assert together is not None
-    assert alone is not None
+    together, alone = (native(table, layers) for _ in range(2))
     texts = [text_of(draw, 20 + key, 6) for key in range(num)]
     for step in range(12):
         queries = []
@@ -176,9 +179,7 @@ def query_of(text: list[int], seed: int, **changes: Any) -> NGramQuery:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_found_ahead_is_what_would_be_found(dtype: torch.dtype) -> None:
     table, layers, draw = small_table(), layers_of(random_head()), random.Random(7)
-    ahead, later = (native_ngrams(rules_for(table), layers) for _ in range(2))
-    assert ahead is not None
-    assert later is not None
+    ahead, later = (native(table, layers) for _ in range(2))
     text = text_of(draw, 20, 6)
     for seed in range(60):
         num_rows = 1 + (seed - 1) % 3 if seed else len(text)
@@ -198,9 +199,7 @@ def test_what_is_found_ahead_is_what_would_be_found(dtype: torch.dtype) -> None:
 def test_a_search_ahead_answers_its_own_question_once() -> None:
     """The features of the query are others here, which tells who searched."""
     table, layers = small_table(), layers_of(random_head())
-    search, other = (native_ngrams(rules_for(table), layers) for _ in range(2))
-    assert search is not None
-    assert other is not None
+    search, other = (native(table, layers) for _ in range(2))
     text = text_of(random.Random(8), 20, 6)
     query = query_of(text, 1)
     search.search_ahead([query_of(text, 0)])  # of a text that is not known: nothing
@@ -228,8 +227,7 @@ def test_a_search_ahead_answers_its_own_question_once() -> None:
 @pytest.mark.usefixtures("two_threads")
 def test_text_and_noise_are_part_of_the_question() -> None:
     table, text = small_table(), text_of(random.Random(8), 20, 6)
-    search = native_ngrams(rules_for(table), layers_of(random_head()))
-    assert search is not None
+    search = native(table, layers_of(random_head()))
     noise = noise_with_large(random.Random(1), list(range(20)), len(text), 1.0)
     query = query_of(text, 0, noise=noise)
     search.paths([query])
@@ -252,9 +250,8 @@ def test_texts_may_end_while_they_are_guessed() -> None:
     head = HydraHead(
         HeadShape(SIZE, 200_000, LAYERS, 0.9, **ATTENTION), torch.arange(0, VOCAB_SIZE, 2)
     )
-    search = native_ngrams(rules_for(small_table()), layers_of(head))
+    search = native(small_table(), layers_of(head))
     del head
-    assert search is not None
     for key in range(20):
         text = text_of(random.Random(key), 12, 6)
         paths(search, key, text, None, 4, 2)
@@ -367,8 +364,7 @@ def test_a_process_may_end_while_texts_are_searched() -> None:
 @needs_kernels
 @pytest.mark.usefixtures("two_threads")
 def test_features_that_do_not_fit_are_refused() -> None:
-    search = native_ngrams(rules_for(small_table()), layers_of(random_head()))
-    assert search is not None
+    search = native(small_table(), layers_of(random_head()))
     with pytest.raises(ValueError, match=r"3 features in torch\.float32, not 144"):
         paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"144 features in torch\.float64"):
@@ -398,12 +394,10 @@ def test_a_head_without_guesses_is_refused() -> None:
 def test_kernels_leave_out_a_head_that_they_cannot_run(caplog: pytest.LogCaptureFixture) -> None:
     odd = HydraHead(HeadShape(SIZE, 35, LAYERS, 0.9, **ATTENTION), torch.arange(4))
     table = small_table()
-    search = native_ngrams(rules_for(table), layers_of(odd))
-    assert search is not None
+    search = native(table, layers_of(odd))
     assert "draft without it" in caplog.text
     text = text_of(random.Random(2), 30, 6)
-    without = native_ngrams(rules_for(table))
-    assert without is not None
+    without = native(table)
     found = paths(search, 0, text, None, 8, 4, features(0))
     assert found == paths(without, 0, text, None, 8, 4)
 
@@ -627,8 +621,7 @@ def test_heads_of_different_sizes_may_work_side_by_side() -> None:
         with torch.no_grad():
             head.last_norm.zero_()
             head.bias[3] += 40.0
-        search = native_ngrams(rules_for(NGramTable([])), layers_of(head))
-        assert search is not None
+        search = native(NGramTable([]), layers_of(head))
         text = text_of(draw, 9, 6)
         texts.append(paths(search, 0, text, None, DEPTH, 5, features(1, len(text))).tokens)
     assert texts == [(6,) * DEPTH] * 3

@@ -102,8 +102,9 @@ def test_rows_grow_beside_each_other_as_alone() -> None:
         make_row(num, depth, index, temperature=float(index % 2))
         for index, (num, depth) in enumerate(shapes)
     ]
-    together, _ = grow(rows, 4, shows=True)
-    assert together.shown.shape == (5, 3, SIZE)
+    shown: list[Tensor] = []
+    together, _ = grow(rows, 4, watch=lambda rows, logits: shown.append(logits))
+    assert [logits.shape for logits in shown] == [(5, 3, SIZE)]
     for row, tree in zip(rows, together.trees, strict=True):
         alone, _ = grow([row], 4)
         found, expected = tree.proposal("fake"), alone.trees[0].proposal("fake")

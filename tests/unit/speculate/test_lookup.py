@@ -1,12 +1,11 @@
 """Lookup: the automaton against a search, what is proposed, what is learned, what is read."""
 
+import gc
 import random
-from typing import Any
 
 import pytest
 
-from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.sequence import Row
 from blockdraft.speculate.drafters.automaton import NO_MATCH, Automaton
 from blockdraft.speculate.drafters.lookup import (
     LONG_MATCH,
@@ -15,6 +14,7 @@ from blockdraft.speculate.drafters.lookup import (
     SharedTexts,
 )
 from blockdraft.speculate.drafters.rates import LEAST_PROBABILITY, Rates
+from tests.samples import decoding_row, make_sample
 
 
 def longest_repeated(text: list[int]) -> int:
@@ -91,21 +91,8 @@ def test_another_text_is_followed_while_the_automaton_grows() -> None:
                 automaton.append(text[-1])
 
 
-def make_row(prompt: list[int], output: list[int], num: int = 16, **changes: Any) -> Row:
-    sequence = Sequence(
-        key=changes.pop("key", 1),
-        params=SamplingParams(max_tokens=500),
-        seed=0,
-        sample_index=0,
-        stop_ids=frozenset(),
-        token_ids=list(prompt),
-        num_prompt=len(prompt),
-        **changes,
-    )
-    for token_id in output:
-        sequence.append(token_id)
-    sequence.num_cached = len(sequence.token_ids) - 1
-    return Row(sequence, sequence.token_ids[-1:], num, max_depth=num)
+def make_row(prompt: list[int], output: list[int], num: int = 16, key: int = 1) -> Row:
+    return decoding_row(make_sample(prompt, output, key=key, max_tokens=500), num)
 
 
 def asked(drafter: LookupDrafter, row: Row) -> list[int]:
@@ -185,26 +172,29 @@ def test_rates_begin_with_the_prior_and_follow_what_happens() -> None:
     assert request[0] > 0.95
 
 
-def read_by(drafter: LookupDrafter, key: int) -> list[int]:
-    prompt, output = (text.automaton.token_ids for text in drafter._searched[key].own)
-    return [*prompt, *output]
-
-
-def test_a_closed_sequence_is_forgotten_and_read_again() -> None:
+@pytest.mark.parametrize("ends", ["well", "taken away"])
+def test_a_sequence_that_is_over_is_forgotten(ends: str) -> None:
     drafter, row = LookupDrafter(), make_row(PROMPT, PROMPT[5:9])
     drafter.open(row, 0)
-    expected = asked(drafter, row)
-    assert read_by(drafter, 1) == row.sequence.token_ids
-    drafter.close(1)
+    asked(drafter, row)
+    (searched,) = drafter._searched.values()
+    prompt, output = (text.automaton.token_ids for text in searched.own)
+    assert [*prompt, *output] == row.sequence.token_ids
+    del searched
+    if ends == "well":
+        end(drafter, row)
+    else:
+        drafter.close(1)
+        del row
+        gc.collect()
     assert not drafter._searched
     assert not drafter._samples
     assert not drafter._prompts
-    drafter.open(row, 0)
-    assert asked(drafter, row) == expected
 
 
 def test_nothing_is_learned_twice_from_a_sequence_that_was_preempted() -> None:
     drafter, row = LookupDrafter(), make_row(PROMPT, PROMPT[5:12])
+    drafter.open(row, 0)
     asked(drafter, row)
 
     def learned() -> list[float]:
@@ -213,6 +203,7 @@ def test_nothing_is_learned_twice_from_a_sequence_that_was_preempted() -> None:
     before = learned()
     expected = drafter.propose([row])
     drafter.close(1)
+    drafter.open(row, 0)
     assert drafter.propose([row]) == expected, "what the request itself has learned is lost"
     assert learned() == before
     row.sequence.append(PROMPT[12])

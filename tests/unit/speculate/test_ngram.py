@@ -12,12 +12,12 @@ from safetensors.numpy import load_file, save_file
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ROOT, Proposal
-from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.speculate.drafters.ngram import NGramDrafter
 from blockdraft.speculate.drafters.ngram_search import LEAST_PROBABILITY
 from blockdraft.speculate.drafters.ngram_table import HEAD, LONGEST, NGRAMS_NAME, NGramTable
 from blockdraft.speculate.drafters.slots import noise_of
+from tests.samples import make_sample
 
 VOCAB_SIZE = 80_000
 
@@ -158,8 +158,7 @@ def test_a_table_of_a_target_with_more_tokens_is_refused(tmp_path: Path) -> None
 
 
 def sample_of(token_ids: list[int], seed: int = 11, **params: Any) -> Sequence:
-    asked = SamplingParams(**params)
-    return Sequence(0, asked, seed, 0, frozenset(), list(token_ids), len(token_ids))
+    return make_sample(token_ids, seed=seed, **params)
 
 
 def propose(table: NGramTable, token_ids: list[int], num: int, depth: int, **params: Any) -> Any:

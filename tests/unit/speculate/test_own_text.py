@@ -2,12 +2,10 @@
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from blockdraft.core.plan import Proposal
-from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.speculate.drafters.ngram import NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
@@ -17,6 +15,7 @@ from blockdraft.speculate.drafters.own_text import (
     MAX_REMEMBERED,
     OwnText,
 )
+from tests.samples import make_sample
 
 VOCAB_SIZE = 1_000
 PRIORS = {1: 8, 2: 4, 3: 2}
@@ -77,28 +76,23 @@ def propose(drafter: NGramDrafter, sequence: Sequence, num: int = 4) -> Proposal
     return proposal
 
 
-def sequence_of(token_ids: list[int], key: int = 0, **params: Any) -> Sequence:
-    asked = SamplingParams(**params)
-    return Sequence(key, asked, 11, 0, frozenset(), list(token_ids), len(token_ids))
-
-
 def test_a_sequence_drafts_from_its_own_text_alone() -> None:
     drafter = NGramDrafter(NGramTable([]), VOCAB_SIZE)
-    own, other = sequence_of([1, 2, 3, 4, 1, 2], 0), sequence_of([1, 9, 3, 4, 1], 1)
+    own, other = make_sample([1, 2, 3, 4, 1, 2]), make_sample([1, 9, 3, 4, 1], key=1)
     assert propose(drafter, own).tree.tokens == (3, 4, 1)
     assert propose(drafter, other).tree.tokens == (9,)
     own.token_ids += [5, 1, 2]  # what was chosen instead counts from now on
     assert set(propose(drafter, own).tree.tokens) >= {3, 5}
     drafter.close(0)
-    fresh = sequence_of([8, 1, 2], 0)
+    fresh = make_sample([8, 1, 2])
     assert not propose(drafter, fresh)  # nothing of the one before is left
 
 
 def test_what_the_text_holds_comes_before_what_the_table_prefers() -> None:
     texts = [([7, 1], 1)] * 5 + [([7, 2], 1)] * 4
     drafter = NGramDrafter(NGramTable.count(texts), VOCAB_SIZE)
-    assert propose(drafter, sequence_of([5, 7])).tree.tokens[0] == 1
-    assert propose(drafter, sequence_of([2, 7], 1)).tree.tokens[0] == 2
+    assert propose(drafter, make_sample([5, 7])).tree.tokens[0] == 1
+    assert propose(drafter, make_sample([2, 7], key=1)).tree.tokens[0] == 2
 
 
 def test_beside_a_guess_a_text_is_believed_less() -> None:

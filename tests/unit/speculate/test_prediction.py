@@ -1,32 +1,22 @@
 """Predictions: followed from their start, found again behind an edit, never beyond their end."""
 
+import gc
 import random
 from collections.abc import Sequence
 
 import pytest
 
-from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
-from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.speculate.drafters.prediction import Follower, PredictionDrafter, num_as_predicted
+from tests.samples import decoding_row, make_sample
 
 TEXT = (*range(100, 160),)
 
 
 def make_row(prediction: Sequence[int], output: Sequence[int], num: int = 16, key: int = 1) -> Row:
-    sample = Sample(
-        key=key,
-        params=SamplingParams(max_tokens=500),
-        seed=0,
-        sample_index=0,
-        stop_ids=frozenset(),
-        token_ids=[1, 2],
-        num_prompt=2,
-        prediction_ids=tuple(prediction),
-    )
-    for token_id in output:
-        sample.append(token_id)
-    return Row(sample, sample.token_ids[-1:], num, max_depth=num)
+    sample = make_sample([1, 2], output, key=key, max_tokens=500)
+    sample.prediction_ids = tuple(prediction)
+    return decoding_row(sample, num)
 
 
 def followed(output: Sequence[int], text: Sequence[int] = TEXT) -> Follower:
@@ -131,8 +121,8 @@ def test_each_sample_has_its_own_place() -> None:
     drafter = PredictionDrafter()
     one, other = make_row(TEXT, TEXT[:3], key=1), make_row(TEXT, TEXT[:9], key=2)
     assert [p.tree.tokens[0] for p in drafter.propose([one, other])] == [103, 109]
-    drafter.close(1)
-    drafter.close(2)
+    del one, other
+    gc.collect()
     assert not drafter._predictions
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,9 +23,9 @@ from blockdraft.speculate.sampler.filters import survivors
 from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.noise import gumbel_noise
 from blockdraft.speculate.sampler.reference import choose_row
-from tests.parity.checks import generate
+from tests.parity.proposals import PROMPT, check_output
 from tests.parity.targets import WAYS, make_dflash, make_target
-from tests.small_llm import load_llm
+from tests.small_llm import check_grammar, load_llm
 from tests.tiny import (
     VOCAB_SIZE,
     tiny_drafter,
@@ -35,7 +34,6 @@ from tests.tiny import (
     tiny_target_folder,
 )
 
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 7
 BLOCK = 6
 
 
@@ -217,22 +215,7 @@ def test_output_with_proposed_trees_is_plain_decoding(way, name):
     num_nodes = 7 if name == "few nodes" else 17
     with make_target(way, tiny_target()).released_after() as target:
         drafter = make_dflash(target, tiny_drafter(block_size=BLOCK))
-        trees = []
-
-        def use_more(engine, key):
-            engine.use_fixed_drafting(17)
-
-        real = drafter.propose
-
-        def propose(rows):
-            proposals = real(rows)
-            trees.extend(zip(rows, proposals, strict=True))
-            return proposals
-
-        drafter.propose = propose
-        found = generate(target, drafter, PROMPT, params, after_step=use_more)
-        plain = generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
-    assert found == plain
+        trees = check_output(target, drafter, params, 17)
     assert max(len(proposal) for _, proposal in trees) == num_nodes
     for row, proposal in trees:
         assert max(proposal.tree.depths) == min(BLOCK - 1, row.max_depth)
@@ -266,13 +249,8 @@ def test_the_first_path_is_the_chain_that_is_drafted_without_trees():
 
 def test_a_grammar_and_trees(tmp_path):
     folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path, block_size=BLOCK)
-    llm = load_llm(folders, num_draft_tokens=15)
-    grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
-    found = llm.generate("the abc", params).completions[0]
-    llm.use_fixed_drafting(0)
-    assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
-    assert any(rank for _, rank in found.acceptance.drafted_at)
+    acceptance = check_grammar(load_llm(folders, num_draft_tokens=15))
+    assert any(rank for _, rank in acceptance.drafted_at)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import torch
 from blockdraft.cache.memory import Memory
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal, Tree
-from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target.interface import RowFeatures, TargetOutput
 from blockdraft.speculate import verify as verify_module
@@ -25,6 +24,8 @@ from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Walk
 from blockdraft.speculate.verify import Verdict, verify
 from tests.fakes import TableTarget
+from tests.samples import make_sample
+from tests.trees import tree_around
 
 VOCAB = 16
 GRAMMAR = Grammar.regex("a")
@@ -76,17 +77,9 @@ def make_row(
 ) -> Row:
     stop_ids = params.pop("stop_ids", frozenset())
     scan_stop = params.pop("scan_stop", None)
-    sequence = Sequence(
-        key=key,
-        params=SamplingParams(**params),
-        seed=1,
-        sample_index=0,
-        stop_ids=stop_ids,
-        token_ids=[2] * num_prompt + list(output),
-        num_prompt=num_prompt,
-        scan_stop=scan_stop,
-        num_cached=cached,
-    )
+    sequence = make_sample([2] * num_prompt, output, key=key, **params)
+    sequence.seed, sequence.num_cached = 1, cached
+    sequence.stop_ids, sequence.scan_stop = stop_ids, scan_stop
     return Row(sequence, sequence.token_ids[cached:], 4)
 
 
@@ -681,25 +674,6 @@ def one_by_one(target: TableTarget, sequence: Sequence, num: int) -> list[Verdic
     return verdicts
 
 
-def tree_around(truth: list[int], draw: random.Random, num_nodes: int) -> Tree:
-    """Random branches, some of which follow the truth; the true child may come after others."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    on_path = {ROOT: 0}
-    while len(tokens) < num_nodes:
-        parent = draw.choice([ROOT, *range(len(tokens)), *on_path])
-        depth = on_path.get(parent, len(truth))
-        is_right = depth < len(truth) and draw.random() < 0.5
-        token = truth[depth] if is_right else draw.randrange(VOCAB)
-        if (token, parent) in zip(tokens, parents, strict=True):
-            continue
-        if depth < len(truth) and token == truth[depth]:
-            on_path[len(tokens)] = depth + 1
-        tokens.append(token)
-        parents.append(parent)
-    return Tree(tuple(tokens), tuple(parents))
-
-
 @pytest.mark.parametrize("params", WALKS, ids=str)
 def test_the_walk_over_a_tree_is_plain_decoding(params: dict[str, Any]) -> None:
     """The tokens, and the log-probabilities one a token, are those of one token at a time."""
@@ -711,7 +685,7 @@ def test_the_walk_over_a_tree_is_plain_decoding(params: dict[str, Any]) -> None:
         target.cached[sequence.key] = [2] * 3
         plain = one_by_one(target, sequence, 6)
         truth = [verdict.token_ids[0] for verdict in plain]
-        tree = tree_around(truth[:5], draw, draw.randint(1, 12))
+        tree = tree_around(truth[:5], draw, draw.randint(1, 12), VOCAB)
         if "grammar" in params:
             sequence.constraint = AlongThePath(truth)
         target.cached[sequence.key] = [2] * 3

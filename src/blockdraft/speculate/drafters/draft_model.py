@@ -174,7 +174,7 @@ class DraftModelDrafter:
 
     def _draft(self, rows: list[Row]) -> list[Proposal]:
         growing = [_Growing(self._samples[row.sequence.key]) for row in rows]
-        grower = LevelGrower(rows, self._guessable, WIDTH, shows=self.watch is not None)
+        grower = LevelGrower(rows, self._guessable, WIDTH, self.watch)
 
         def advance(levels: list[list[Child]]) -> Tensor:
             for own, children in zip(growing, levels, strict=True):
@@ -183,8 +183,6 @@ class DraftModelDrafter:
 
         with self.recorder.phase("guess"):
             grower.grow(self._level(growing), advance)
-        if self.watch is not None:
-            self.watch(rows, grower.shown)
         return [tree.proposal(self.kind) for tree in grower.trees]
 
     def _level(self, growing: list[_Growing]) -> Tensor:

@@ -117,12 +117,10 @@ class Eagle3Drafter(LazyContext):
         for row in rows:
             # The anchor has no feature yet: the context ends right before its pair.
             assert self.num_written(row.sequence.key) == row.sequence.num_cached
-        grower = LevelGrower(rows, self._guessable, WIDTH, shows=self.watch is not None)
+        grower = LevelGrower(rows, self._guessable, WIDTH, self.watch)
         forwards = _Forwards(self, rows)
         with self.recorder.phase("guess"):
             grower.grow(forwards.first(), forwards.advance)
-        if self.watch is not None:
-            self.watch(rows, grower.shown)
         return [tree.proposal(self.kind) for tree in grower.trees]
 
 

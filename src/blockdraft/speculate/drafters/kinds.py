@@ -6,9 +6,10 @@ beside it.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,41 +49,18 @@ from blockdraft.speculate.drafters.path_head import PathHeadDrafter
 from blockdraft.text.same_tokenizer import tokenizer_difference
 
 
-class Checkpoint(Protocol):
-    """A drafter's weights, before the target is prepared for it."""
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A drafter's weights, before the target is prepared for it.
 
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Of the target, whose outputs it wants."""
-        ...
+    feature_layers: of the target, whose outputs it wants. page_bytes: of its own cache, for each
+    page of the target's memory. drafter: makes the drafter beside a target, with its cache in the
+    same pages if there are any.
+    """
 
-    @property
-    def page_bytes(self) -> float:
-        """Of its own cache, for each page of the target's memory."""
-        ...
-
-    def drafter(self, target: PreTrainedModel, pages: Pages | None) -> Drafter:
-        """The drafter beside a target, with its cache in the same pages if there are any."""
-        ...
-
-
-class DFlashCheckpoint:
-    """A block-diffusion drafter: DFlash (arXiv 2602.06036) or one of its successors."""
-
-    def __init__(self, model: DraftModel, *, in_int8: bool = False) -> None:
-        self._model, self._in_int8 = model, in_int8
-        self.feature_layers = model.config.target_layer_ids
-        self.page_bytes = PagedContexts.page_bytes(model.config, model.fc.weight.dtype)
-
-    def drafter(self, target: PreTrainedModel, pages: Pages | None) -> DFlashDrafter:
-        """See Checkpoint."""
-        weight, contexts = self._model.fc.weight, None
-        if pages is not None:
-            contexts = PagedContexts(self._model.config, pages, weight)
-        embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-        return block_drafter(
-            self._model, weight_of(embedding), weight_of(head), contexts, in_int8=self._in_int8
-        )
+    feature_layers: tuple[int, ...]
+    page_bytes: float
+    drafter: Callable[[PreTrainedModel, Pages | None], Drafter]
 
 
 def block_drafter(
@@ -121,11 +99,22 @@ Loader = Callable[[_Asked], Checkpoint]
 
 
 def _load_dflash(asked: _Asked) -> Checkpoint:
+    """A block-diffusion drafter: DFlash (arXiv 2602.06036) or one of its successors."""
     model = DraftModel.from_pretrained(asked.folder, asked.dtype, asked.device)
     has_own_ends = model.own_embedding is not None and model.own_head is not None
     check_pair(asked.target, model.config, has_own_ends=has_own_ends)
     _share_ends(model, asked.target)
-    return DFlashCheckpoint(model, in_int8=asked.in_int8)
+    config, weight = model.config, model.fc.weight
+
+    def drafter(target: PreTrainedModel, pages: Pages | None) -> Drafter:
+        contexts = None if pages is None else PagedContexts(config, pages, weight)
+        embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+        return block_drafter(
+            model, weight_of(embedding), weight_of(head), contexts, in_int8=asked.in_int8
+        )
+
+    page_bytes = PagedContexts.page_bytes(config, weight.dtype)
+    return Checkpoint(config.target_layer_ids, page_bytes, drafter)
 
 
 def _share_ends(model: DraftModel, target: PreTrainedModel) -> None:
@@ -144,60 +133,19 @@ def _share_ends(model: DraftModel, target: PreTrainedModel) -> None:
             setattr(model, name, None)
 
 
-class Eagle3Checkpoint:
-    """An EAGLE-3 drafter (arXiv 2503.01840)."""
-
-    def __init__(
-        self, model: Eagle3Model, feature_layers: tuple[int, ...], *, in_int8: bool = False
-    ) -> None:
-        self._model, self._in_int8 = model, in_int8
-        self.feature_layers = feature_layers
-        self.page_bytes = PagedPairs.page_bytes(model.config, model.fc.weight.dtype)
-
-    def drafter(self, target: PreTrainedModel, pages: Pages | None) -> Eagle3Drafter:
-        """See Checkpoint."""
-        contexts = None
-        if pages is not None:
-            contexts = PagedPairs(self._model.config, pages, self._model.fc.weight)
-        return Eagle3Drafter(
-            self._model,
-            weight_of(target.get_input_embeddings()),
-            self.feature_layers,
-            contexts,
-            in_int8=self._in_int8,
-        )
-
-
 def _load_eagle3(asked: _Asked) -> Checkpoint:
+    """An EAGLE-3 drafter (arXiv 2503.01840)."""
     model = Eagle3Model.from_pretrained(asked.folder, asked.dtype, asked.device)
     has_embedding = model.own_embedding is not None
     layers = check_eagle3(asked.target, model.config, has_embedding=has_embedding)
-    return Eagle3Checkpoint(model, layers, in_int8=asked.in_int8)
+    config, weight = model.config, model.fc.weight
 
+    def drafter(target: PreTrainedModel, pages: Pages | None) -> Drafter:
+        contexts = None if pages is None else PagedPairs(config, pages, weight)
+        embedding = weight_of(target.get_input_embeddings())
+        return Eagle3Drafter(model, embedding, layers, contexts, in_int8=asked.in_int8)
 
-class DraftModelCheckpoint:
-    """A language model of the target's tokenizer, in pages of its own as many as the target's."""
-
-    feature_layers: tuple[int, ...] = ()
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self.page_bytes: float = 0.0
-        self._has_pages = True
-        try:
-            self.page_bytes = page_bytes(layer_shapes(model), model.dtype)
-        except NotPaged:
-            self._has_pages = False
-
-    def drafter(self, target: PreTrainedModel, pages: Pages | None) -> DraftModelDrafter:
-        """See Checkpoint."""
-        runs: SequentialTarget | PagedTarget
-        if pages is not None and self._has_pages:
-            own = Pages(pages.num_pages, reuse=pages.reuse)
-            runs = PagedTarget(self._model, own, exact=False, keep_weights=False)
-        else:
-            runs = SequentialTarget(self._model, exact=False)
-        return DraftModelDrafter(runs, target.config.get_text_config().vocab_size)
+    return Checkpoint(layers, PagedPairs.page_bytes(config, weight.dtype), drafter)
 
 
 def check_draft_model(
@@ -222,11 +170,25 @@ def check_draft_model(
 
 
 def _load_draft_model(asked: _Asked) -> Checkpoint:
+    """A language model of the target's tokenizer, in pages of its own as many as the target's."""
     model = load_target_model(
         asked.folder, asked.dtype, asked.device, trust_remote_code=asked.trusts
     )
     check_draft_model(asked.target, model, asked.folder, trusts=asked.trusts)
-    return DraftModelCheckpoint(model)
+    own_bytes: int | None = None
+    with suppress(NotPaged):
+        own_bytes = page_bytes(layer_shapes(model), model.dtype)
+
+    def drafter(target: PreTrainedModel, pages: Pages | None) -> Drafter:
+        runs: SequentialTarget | PagedTarget
+        if pages is None or own_bytes is None:
+            runs = SequentialTarget(model, exact=False)
+        else:
+            own = Pages(pages.num_pages, reuse=pages.reuse)
+            runs = PagedTarget(model, own, exact=False, keep_weights=False)
+        return DraftModelDrafter(runs, target.config.get_text_config().vocab_size)
+
+    return Checkpoint((), own_bytes or 0.0, drafter)
 
 
 LOADERS: Mapping[str, Loader] = {

@@ -22,6 +22,7 @@ from blockdraft.core.errors import RequestError
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.speculate.drafters.base import Watch
 from blockdraft.speculate.drafters.branches import Slot, best_first
 from blockdraft.speculate.drafters.slots import Guessable, slots_of
 from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
@@ -145,22 +146,21 @@ def _probability(choice: tuple[_Node, Child]) -> float:
 class LevelGrower:
     """Grows the trees of rows together.
 
-    guessable: which tokens the logits are of. shows: whether the logits along each row's first path
-    are kept, in `shown`.
+    guessable: which tokens the logits are of. watch: is shown those along each row's first path.
     """
 
     def __init__(
-        self, rows: Sequence[Row], guessable: Guessable, width: int, *, shows: bool = False
+        self, rows: list[Row], guessable: Guessable, width: int, watch: Watch | None = None
     ) -> None:
         self.trees = [LevelTree(row, width) for row in rows]
-        self._guessable, self._shows = guessable, shows
-        self._shown: list[Tensor] = []
+        self._rows, self._guessable, self._watch = rows, guessable, watch
 
     def grow(self, logits: Tensor, advance: Advance) -> None:
         """Grow all trees to their depths, from the logits [b, 1, n] behind the anchors."""
+        shown: list[Tensor] = []
         while True:
-            if self._shows:
-                self._shown.append(self._guessable.over_whole_vocabulary(logits[:, 0]))
+            if self._watch is not None:
+                shown.append(self._guessable.over_whole_vocabulary(logits[:, 0]))
             first = self._choices(logits)
             levels = [
                 self._next_level(tree, own, choice) if tree.level else []
@@ -172,16 +172,13 @@ class LevelGrower:
         for tree in self.trees:
             if tree.is_chain:
                 tree.rate_chain(self._guessable)
+        if self._watch is not None:
+            self._watch(self._rows, torch.stack(shown, dim=1))
 
     def _next_level(self, tree: LevelTree, logits: Tensor, choice: int | None) -> list[Child]:
         if tree.is_chain:
             return tree.lengthen(choice, logits[0])
         return tree.widen(self._slots(tree, logits, choice))
-
-    @property
-    def shown(self) -> Tensor:
-        """[b, slots, V]: the logits along each row's choices; a row may use fewer slots."""
-        return torch.stack(self._shown, dim=1)
 
     def _choices(self, logits: Tensor) -> list[int | None]:
         """The drafter's choice behind the first node of each row; None where there is none."""

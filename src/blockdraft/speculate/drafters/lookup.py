@@ -75,10 +75,10 @@ class _Text:
         found = self.automaton.behind(self.match, num)
         return found[: found.index(_BETWEEN_TEXTS)] if _BETWEEN_TEXTS in found else found
 
-    def learn(self, token_id: int, is_new: bool) -> None:
+    def learn(self, token_id: int) -> None:
         """Compare the guess of the next token with the token itself."""
         for guess in self.guess(1):
-            self._rates.record(_bucket(self.match.length), guess == token_id, is_new=is_new)
+            self._rates.record(_bucket(self.match.length), guess == token_id)
 
     def chain(self, num: int) -> tuple[list[int], list[float]]:
         """A guess of at most `num` likely tokens, with the probability of each path."""
@@ -134,14 +134,11 @@ class _Searched:
     def texts(self) -> list[_Text]:
         return self.shared + self.own
 
-    def see(self, token_ids: Sequence[int], num_learned: int = 0) -> None:
-        """Learn from tokens that the target has chosen, and follow them.
-
-        The first `num_learned` of the output were learned from before a preemption.
-        """
+    def see(self, token_ids: Sequence[int]) -> None:
+        """Learn from tokens that the target has chosen, and follow them."""
         for token_id in token_ids:
             for text in self.texts:
-                text.learn(token_id, self.num_seen >= num_learned)
+                text.learn(token_id)
                 text.follow(token_id)
             self.num_seen += 1
 
@@ -153,9 +150,10 @@ class _Searched:
 class LookupDrafter(ModelFree):
     """Proposes what followed the same tokens in the prompt, the output, or other outputs: a chain.
 
-    Only committed tokens are read, from the sequence itself. So nothing has to be taken back when
-    drafts are rejected, and a sequence that was preempted is read again. Samples of one prompt
-    share the automaton of the prompt.
+    Only committed tokens are read, from the sequence itself, so nothing has to be taken back when
+    drafts are rejected. What was read is kept until the sequence ends, also while it is preempted,
+    or its tokens would be learned from twice. Samples of one prompt share the automaton of the
+    prompt.
 
     shared_tokens: tokens of recent outputs of all requests that are searched too; 0 for none.
     """
@@ -168,8 +166,7 @@ class LookupDrafter(ModelFree):
         self._rates = {name: Rates(_PRIOR) for name in ("prompt", "output", "shared")}
         self._prompts: WeakValueDictionary[tuple[int, ...], Automaton] = WeakValueDictionary()
         self._samples: dict[int, Sample] = {}
-        self._searched: dict[int, _Searched] = {}
-        self._num_learned: WeakKeyDictionary[Sample, int] = WeakKeyDictionary()
+        self._searched: WeakKeyDictionary[Sample, _Searched] = WeakKeyDictionary()
 
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open. What was reused is read like all else."""
@@ -177,16 +174,12 @@ class LookupDrafter(ModelFree):
 
     def _propose(self, row: Row) -> Proposal:
         sample = row.sequence
-        searched = self._searched.get(sample.key)
+        searched = self._searched.get(sample)
         if searched is None:
-            searched = self._searched[sample.key] = self._begin(sample)
+            searched = self._searched[sample] = self._begin(sample)
         if self._shared is not None:
             searched.use(self._shared)
-        searched.see(
-            sample.token_ids[sample.num_prompt + searched.num_seen :],
-            self._num_learned.get(sample, 0),
-        )
-        self._num_learned[sample] = searched.num_seen
+        searched.see(sample.token_ids[sample.num_prompt + searched.num_seen :])
         tokens, probabilities = searched.chain(row.num_slots)
         return Proposal.chain(tokens, self.kind, probabilities) if tokens else NOTHING
 
@@ -199,9 +192,9 @@ class LookupDrafter(ModelFree):
 
     def close(self, key: int) -> None:
         """See Drafter.close. An output that has ended well may serve others."""
-        self._searched.pop(key, None)
         sample = self._samples.pop(key, None)
-        if self._shared is None or sample is None:
+        if sample is None or sample.finish_reason is None:
             return
-        if sample.finish_reason in ("stop", "length"):
+        self._searched.pop(sample, None)
+        if self._shared is not None and sample.finish_reason != "error":
             self._shared.add(sample.output_ids)

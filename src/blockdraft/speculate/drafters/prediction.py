@@ -99,12 +99,10 @@ class _Prediction:
         self.rates = rates
         self.num_seen = 0
 
-    def see(self, token_ids: Sequence[int], num_learned: int = 0) -> None:
-        """The first `num_learned` of the output were learned from before a preemption."""
+    def see(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
-            is_new = self.num_seen >= num_learned
             for expected in self.follower.expected(1):
-                self.rates.record(self.follower.run, expected == token_id, is_new=is_new)
+                self.rates.record(self.follower.run, expected == token_id)
             self.follower.see(token_id)
             self.num_seen += 1
 
@@ -116,15 +114,18 @@ class _Prediction:
 
 
 class PredictionDrafter(ModelFree):
-    """Proposes what the request's own prediction says comes next; for others nothing."""
+    """Proposes what the request's own prediction says comes next; for others nothing.
+
+    What was compared with a prediction is kept as long as the sample, also while it is preempted,
+    or its tokens would be learned from twice.
+    """
 
     kind = "prediction"
 
     def __init__(self) -> None:
         self.max_nodes = MAX_PREDICTED_TOKENS
         self._rates = Rates(_PRIOR)
-        self._predictions: dict[int, _Prediction] = {}
-        self._num_learned: WeakKeyDictionary[Sample, int] = WeakKeyDictionary()
+        self._predictions: WeakKeyDictionary[Sample, _Prediction] = WeakKeyDictionary()
 
     def serves(self, sample: Sample) -> bool:
         """See FreeDrafter.serves: those with a prediction."""
@@ -132,17 +133,9 @@ class PredictionDrafter(ModelFree):
 
     def _propose(self, row: Row) -> Proposal:
         sample = row.sequence
-        known = self._predictions.get(sample.key)
+        known = self._predictions.get(sample)
         if known is None:
             known = _Prediction(Follower(sample.prediction_ids), self._rates.of_request())
-            self._predictions[sample.key] = known
-        known.see(
-            sample.token_ids[sample.num_prompt + known.num_seen :],
-            self._num_learned.get(sample, 0),
-        )
-        self._num_learned[sample] = known.num_seen
+            self._predictions[sample] = known
+        known.see(sample.token_ids[sample.num_prompt + known.num_seen :])
         return known.proposal(row.num_slots, self.kind)
-
-    def close(self, key: int) -> None:
-        """See Drafter.close."""
-        self._predictions.pop(key, None)

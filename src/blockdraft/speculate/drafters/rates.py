@@ -48,10 +48,9 @@ class RequestRates:
         right = self._right[bucket] + _BELIEF * self._everyone[bucket]
         return right / (self._num[bucket] + _BELIEF)
 
-    def record(self, bucket: int, is_right: bool, *, is_new: bool = True) -> None:
-        """Count one guess, here and for all; if it is not new, all have it already."""
-        if is_new:
-            self._everyone.record(bucket, is_right)
+    def record(self, bucket: int, is_right: bool) -> None:
+        """Count one guess, here and for all."""
+        self._everyone.record(bucket, is_right)
         fading = min(1.0, _REQUEST_MEMORY / (self._num[bucket] + 1.0))
         self._right[bucket] = fading * (self._right[bucket] + is_right)
         self._num[bucket] = fading * (self._num[bucket] + 1.0)
