@@ -137,9 +137,7 @@ class XmlCallParser(CallParser):
         """The end and the name of a head; no name if it may become one; None if it cannot."""
         held, open_end, function = self._held, len(self._held), self._tags.function
         if held.startswith(self._tags.begin, start):
-            start += len(self._tags.begin)
-            while start < open_end and held[start].isspace():
-                start += 1
+            start = open_end - len(held[start + len(self._tags.begin) :].lstrip())
         elif self._tags.begin.startswith(held[start:]):
             return open_end, None
         elif not function:
