@@ -24,7 +24,8 @@ from blockdraft.text.marks import num_begun
 from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece
 from blockdraft.text.tools import Tool
 
-_LONGEST_TAG = 256
+_LONGEST_TAG = 512
+"""Letters in which the marks around a parameter's name must stand."""
 _NAME = re.compile(r"[A-Za-z0-9_-]*")
 
 

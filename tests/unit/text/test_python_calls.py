@@ -324,6 +324,7 @@ def test_a_call_without_a_mark_can_be_required_and_not_watched_for():
     [
         ({"properties": {"two words": {}}}, "'two words' is no name"),
         ({"properties": {"3": {}}}, "'3' is no name"),
+        ({"properties": {"a" * 257: {}}}, "257 letters"),
         ({"properties": {}, "required": ["a"]}, "required without"),
         ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
     ],

@@ -93,6 +93,7 @@ VALUES = [
     ("any", "so it is", '"so it is"'),
     ("any", "NaN", '"NaN"'),
     ("unknown", "[" * 9999, json.dumps("[" * 9999)),
+    ("a" * 256, "3", "3"),
 ]
 ANSWERS += [
     (written("look", (key, value)), [ToolCall("look", f'{{"{key}": {found}}}')])
