@@ -84,6 +84,8 @@ VALUES = [
     ("note", "null", "null"),
     ("note", "3", '"3"'),
     ("tags", '["a",\n "b"]', '["a",\n "b"]'),
+    ("tags", '["</parameter>", "\\"</parameter>"]', '["</parameter>", "\\"</parameter>"]'),
+    ("tags", '["a', '"[\\"a"'),
     ("on", "True", "true"),
     ("on", "false", "false"),
     ("kind", "red", '"red"'),
