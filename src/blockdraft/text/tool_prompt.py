@@ -40,6 +40,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], AnySyntax | None], ...] = (
     (("<｜tool▁sep｜>", "```json"), DEEPSEEK),
     (("<｜tool▁sep｜>",), DEEPSEEK_V31),
     (("<|tool_call_argument_begin|>",), KIMI),
+    (("<function_calls>", "<invoke "), None),
     (("<function_calls>",), OLMO),
     (("[func_name1(",), PYTHON),
     (('"parameters": dictionary',), BARE),

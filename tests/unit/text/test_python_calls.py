@@ -387,6 +387,7 @@ def test_the_template_says_how_calls_are_written():
         (OLDER_LFM2, (), None),
         (TEMPLATES["olmo"], (), OLMO),
         (TEMPLATES["olmo"].replace(TOOLS_SHOWN, ""), (), None),
+        (TEMPLATES["olmo"] + "{# <invoke name='look'> #}", (), None),
     ):
         assert native_syntax(templated(template, marks)) == syntax
 
