@@ -182,7 +182,10 @@ def _with_written_calls(message: Mapping[str, Any], syntax: PythonSyntax) -> dic
     written = dict(message)
     if calls := written.pop("tool_calls", None):
         functions = (call["function"] for call in calls)
-        text = syntax.write((one["name"], one["arguments"]) for one in functions)
+        try:
+            text = syntax.write((one["name"], one["arguments"]) for one in functions)
+        except RecursionError as error:  # it takes a little more than reading them
+            raise RequestError("the arguments of a call are nested too deeply") from error
         written["content"] = f"{message['content']}{text}"
     return written
 

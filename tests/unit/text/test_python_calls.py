@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import jsonschema
@@ -397,6 +398,11 @@ def test_calls_that_are_sent_back_are_in_the_prompt_as_the_model_writes_them():
     assert text == '<|tool_call_start|>[look(name="it\'s \\"so\\"", on=True)]<|tool_call_end|>'
     assert parsed(LFM2, text)[0] == [ToolCall("look", '{"name": "it\'s \\"so\\"", "on": true}')]
     older = templated(OLDER_LFM2, LFM2.marks)
+    for depth in range(800, 1000):
+        deep = {"name": "look", "arguments": f'{{"a": {"[" * depth}{"]" * depth}}}'}
+        turn = {**CONVERSATION[1], "tool_calls": [{"function": deep}]}
+        with suppress(RequestError):
+            encode_tool_chat(older, [turn], TOOLS)
     prompt = older.decode_all(encode_tool_chat(older, CONVERSATION, TOOLS))
     assert prompt.startswith("List of tools: ")
     assert prompt.endswith(f"[assistant]So:{text}[tool]old")
