@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from blockdraft.text.call_syntax import quoted
 from blockdraft.text.json_types import Schema, schema_types, value_types
 from blockdraft.text.tool_calls import read_json
 
@@ -73,11 +74,6 @@ def from_python(text: str, types: frozenset[str]) -> str:
     if isinstance(found, str):
         return from_text(found, types)
     return quoted(bare) if "string" in types else written
-
-
-def quoted(text: str) -> str:
-    """A text as JSON."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _token_as_json(token: re.Match[str]) -> str:

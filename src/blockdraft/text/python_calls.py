@@ -7,11 +7,11 @@ They stand between marks, or at the start of the answer.
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import reduce
 
-from blockdraft.text.argument_values import argument_types, from_python, quoted
-from blockdraft.text.call_syntax import CallSyntax
+from blockdraft.text.argument_values import argument_types, from_python
+from blockdraft.text.call_syntax import CallSyntax, quoted
 from blockdraft.text.json_types import Schema
+from blockdraft.text.marks import begun_pattern
 from blockdraft.text.tool_calls import (
     GAP,
     SPACE,
@@ -135,7 +135,7 @@ class _Head:
         whole = [*lead, _NAME, GAP, r"\("]
         atoms = [*whole, GAP, _KEY, GAP]
         self.whole = re.compile("".join(whole))
-        self.half = re.compile(reduce(lambda rest, atom: f"(?:{atom}{rest})?", reversed(atoms), ""))
+        self.half = re.compile(begun_pattern(atoms))
 
 
 class _Extent:

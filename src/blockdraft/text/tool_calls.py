@@ -4,12 +4,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
 from json import JSONDecoder
 from typing import Any
 
 from blockdraft.text.call_syntax import JsonSyntax
-from blockdraft.text.marks import num_begun
+from blockdraft.text.marks import begun_pattern, num_begun
 
 
 def _refuse(constant: str) -> None:
@@ -344,9 +344,8 @@ def _head_patterns(syntax: JsonSyntax) -> tuple[re.Pattern[str], re.Pattern[str]
     before = [*_atoms(syntax.before), "([A-Za-z0-9_-]++)"]
     behind = [GAP, *_atoms(syntax.behind), GAP]
     heads = [[GAP, *begin, GAP, *before, *aside, *behind] for begin in begins for aside in asides]
-    halves = [reduce(lambda rest, atom: f"(?:{atom}{rest})?", reversed(head), "") for head in heads]
     wholes = ["".join([*head, r"(?=\{)"]) for head in heads]
-    return re.compile("|".join(wholes)), re.compile("|".join(halves))
+    return re.compile("|".join(wholes)), re.compile("|".join(map(begun_pattern, heads)))
 
 
 def _atoms(text: str) -> list[str]:

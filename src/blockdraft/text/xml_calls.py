@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockdraft.text.argument_values import argument_types, from_text, quoted
+from blockdraft.text.argument_values import argument_types, from_text
+from blockdraft.text.call_syntax import quoted
 from blockdraft.text.marks import num_begun
 from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece
 from blockdraft.text.tools import Tool
