@@ -226,6 +226,8 @@ def test_what_the_grammar_of_calls_accepts(grammars, tokenizer, options, good, b
         ({"properties": [3]}, "malformed"),
         ({"properties": {"a": {}}, "required": 3}, "malformed"),
         ({"properties": {"a": {}}, "required": [3]}, "required without"),
+        ({"properties": {"a": {"type": ["string", "null"], "enum": ["None"]}}}, "text with enum"),
+        ({"properties": {"a": {"type": ["string", "integer"], "const": "3"}}}, "something else"),
     ],
 )
 def test_a_schema_that_cannot_be_kept_is_refused_where_it_must_be(schema, reason):
