@@ -16,7 +16,7 @@ from blockdraft.server.protocol import (
     StructuredOutputs,
     ToolFields,
 )
-from blockdraft.text.call_syntax import TAGGED, calls_grammar, is_watched, marked
+from blockdraft.text.call_syntax import TAGGED, calls_grammar, is_watched, marked, quoted
 from blockdraft.text.harmony_grammar import FREE_TEXT, harmony_grammar
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import AnySyntax, native_syntax
@@ -235,10 +235,12 @@ def _behind_thinking(
     start, end = tags
     begin = marked(start, special) if start in special and not begun else ""
     spelled = "" if start in special or begun else re.escape(start)
+    # An end that is a token may be written letter by letter too, and is one all the same.
+    as_token = f"| THOUGHTS {marked(end, special)}" if end in special else ""
     rules = [
         "start: thinking GAP? @answer" if begun else "start: (thinking GAP?)? @answer",
-        f"thinking: {begin} thoughts",
-        f"thoughts{'' if end in special else '[lazy]'}: THOUGHTS {marked(end, special)}",
+        f"thinking: {begin} (spelled {as_token})",
+        f"spelled[lazy]: THOUGHTS {quoted(end)}",
         rf"THOUGHTS: /{spelled}(.|\n)*/",
         r"GAP: /\n{1,2}/",
     ]

@@ -8,6 +8,8 @@ from blockdraft.text.call_syntax import json_rule
 from blockdraft.text.json_types import Schema
 from blockdraft.text.tools import Tool
 
+_MAX_NAME = 256
+"""Letters of a parameter's name: what finds calls in an answer reads no longer ones."""
 _DEFINITIONS = ("$defs", "definitions")
 _OF_OBJECTS = frozenset(
     {
@@ -42,6 +44,9 @@ def parameters_of(tool: Tool) -> Iterator[Parameter]:
     if any(name not in properties for name in map(str, required)):
         raise not_kept(tool, "its schema has required without properties of these names")
     for name, schema in properties.items():
+        if len(name) > _MAX_NAME:
+            most = f"{len(name)} letters, and a parameter's name may have {_MAX_NAME}"
+            raise not_kept(tool, f"{name!r:.60} has {most}")
         yield Parameter(name, schema, name in required)
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from blockdraft.text.call_syntax import quoted
 from blockdraft.text.json_types import Schema, schema_types, value_types
 from blockdraft.text.tool_calls import read_json
 
@@ -11,10 +12,13 @@ _SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 """Python's words for these are common where JSON's are meant."""
 _WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
 _TOKEN = re.compile(
-    r"""'(?:[^'\\]++|\\.|'(?!\s*(?:[,)\]}:]|\Z)))*+'  # a quote with other letters behind it
+    r"""'{3}(?:[^'\\]++|\\.|'(?!''))*+'{3}
+    |"{3}(?:[^"\\]++|\\.|"(?!""))*+"{3}
+    |'(?:[^'\\]++|\\.|'(?!\s*(?:[,)\]}:]|\Z)))*+'  # a quote with other letters behind it
     |"(?:[^"\\]++|\\.|"(?!\s*(?:[,)\]}:]|\Z)))*+"     # belongs to the text
     |\b(?:True|False|None)\b
     |,(?=\s*[)\]}])
+    |(?<=\d)_(?=\d)
     |[()]""",
     re.S | re.X,
 )
@@ -72,15 +76,11 @@ def from_python(text: str, types: frozenset[str]) -> str:
     return quoted(bare) if "string" in types else written
 
 
-def quoted(text: str) -> str:
-    """A text as JSON."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def _token_as_json(token: re.Match[str]) -> str:
     if token[0][0] not in "'\"":
-        return _WORDS.get(token[0], "")  # a comma before an end is nothing
-    text = _ESCAPE.sub(_unescaped, token[0][1:-1])
+        return _WORDS.get(token[0], "")  # a comma before an end is nothing, nor is _ in a number
+    width = 3 if token[0].startswith(token[0][0] * 3) else 1
+    text = _ESCAPE.sub(_unescaped, token[0][width:-width])
     # JSON's escapes may spell a letter as two surrogates; half of one is no text.
     return quoted(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 

@@ -261,5 +261,5 @@ def marked(text: str, special: Mapping[str, int]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text, as a part of a Lark rule."""
+    """A text as JSON, and so as a part of a Lark rule."""
     return json.dumps(text, ensure_ascii=False)

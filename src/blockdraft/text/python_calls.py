@@ -7,11 +7,11 @@ They stand between marks, or at the start of the answer.
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import reduce
 
-from blockdraft.text.argument_values import argument_types, from_python, quoted
-from blockdraft.text.call_syntax import CallSyntax
+from blockdraft.text.argument_values import argument_types, from_python
+from blockdraft.text.call_syntax import CallSyntax, quoted
 from blockdraft.text.json_types import Schema
+from blockdraft.text.marks import begun_pattern
 from blockdraft.text.tool_calls import (
     GAP,
     SPACE,
@@ -135,18 +135,22 @@ class _Head:
         whole = [*lead, _NAME, GAP, r"\("]
         atoms = [*whole, GAP, _KEY, GAP]
         self.whole = re.compile("".join(whole))
-        self.half = re.compile(reduce(lambda rest, atom: f"(?:{atom}{rest})?", reversed(atoms), ""))
+        self.half = re.compile(begun_pattern(atoms))
 
 
 class _Extent:
     """Finds where an argument ends, in text that comes in pieces.
 
     A quote ends a text only if what may follow one does: many templates write texts as they are.
+    Three quotes end a text that three begin.
     """
 
     def __init__(self) -> None:
         self._depth = 0
         self._quote = ""
+        """What ends the text that goes on."""
+        self._num_letters = self._num_quotes = 0
+        """Of that text, its begin included; quotes in a row up to here."""
         self._is_escaped = False
         self._may_have_ended = False
         """A quote has come, and white space at most behind it."""
@@ -161,10 +165,9 @@ class _Extent:
             self._may_have_ended = False
             self._quote = "" if letter in _ENDS else self._quote
         if self._quote:
-            self._may_have_ended |= letter == self._quote and not self._is_escaped
-            self._is_escaped = letter == "\\" and not self._is_escaped
+            self._take_in_text(letter)
         elif letter in "\"'":
-            self._quote = letter
+            self._quote, self._num_letters, self._num_quotes = letter, 1, 1
         elif letter in "([{":
             self._depth += 1
         elif letter in ")]}" and self._depth:
@@ -172,3 +175,15 @@ class _Extent:
         else:
             return letter in ",)" and not self._depth
         return False
+
+    def _take_in_text(self, letter: str) -> None:
+        is_quote = letter == self._quote[0] and not self._is_escaped
+        self._is_escaped = letter == "\\" and not self._is_escaped
+        self._num_letters += 1
+        self._num_quotes = self._num_quotes + 1 if is_quote else 0
+        if len(self._quote) == 3:
+            self._quote = "" if self._num_quotes == 3 else self._quote
+        elif self._num_quotes == self._num_letters == 3:
+            self._quote, self._num_quotes = letter * 3, 0
+        else:
+            self._may_have_ended = is_quote or self._may_have_ended

@@ -4,12 +4,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
 from json import JSONDecoder
 from typing import Any
 
 from blockdraft.text.call_syntax import JsonSyntax
-from blockdraft.text.marks import num_begun
+from blockdraft.text.marks import begun_pattern, num_begun
 
 
 def _refuse(constant: str) -> None:
@@ -101,7 +101,7 @@ class OpenerCallParser(CallParser):
         """See CallParser.close."""
         if self._state == "arguments":
             self.are_whole = False
-        if self._state in ("arguments", "tail"):
+        if self._state in ("arguments", "members", "tail"):
             return []
         text = self._without_half_call() if is_cut else self._gap + self._held
         if self._is_behind_call and not text.strip():
@@ -162,7 +162,7 @@ class OpenerCallParser(CallParser):
 GAP = r"[ \t\n\r]*+"
 SPACE = " \t\n\r"
 _HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
-_MORE_MEMBERS = re.compile(rf'{GAP},{GAP}("|$)')
+_MORE_MEMBERS = re.compile(rf'{GAP}(?:$|,{GAP}(?:"|$))')
 _OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + SPACE)
 """Letters of JSON that stand outside its strings, beside braces and quotes."""
 
@@ -194,12 +194,13 @@ class ToolCallParser(OpenerCallParser):
             "head": self._take_head,
             "between": self._take_between,
             "arguments": self._take_arguments,
+            "members": self._take_members,
             "tail": self._take_tail,
         }
         self._object = _JsonObject()
-        """What stands behind a begin, or the arguments of the call that goes on."""
+        """What stands behind a begin, or the arguments of the call, or its members behind these."""
         self._num_read = 0
-        """Characters behind the begin that the object has taken."""
+        """Characters that it has taken of what is held, behind the begin if there is one."""
 
     def close(self, *, is_cut: bool = False) -> list[Piece]:
         """See CallParser.close."""
@@ -279,18 +280,26 @@ class ToolCallParser(OpenerCallParser):
         length = self._object.take(self._held)
         text, self._held = self._held[:length], self._held[length:]
         if self._object.is_complete:
-            self._state = "tail"
             self.are_whole = self.are_whole and self._object.is_json
+            self._state = "members" if self._is_object and self._openers else "tail"
+            self._object, self._num_read = _JsonObject(), 0
+            self._object.take("{")
         return [Arguments(text)] if text else []
+
+    def _take_members(self) -> list[Piece]:
+        """More members of the object that is the call, which are left out."""
+        is_end = not _MORE_MEMBERS.match(self._held)
+        if not is_end:
+            self._num_read += self._object.take(self._held[self._num_read :])
+        if self._object.is_complete:
+            self._held = self._held[self._num_read :]
+        if is_end or self._object.is_broken or self._object.is_complete:
+            self._state = "tail"
+        return []
 
     def _take_tail(self) -> list[Piece]:
         """What closes a call, or where text goes on without that."""
-        rest = self._held
-        if self._is_object:
-            end = _end_of_members(rest) if self._openers else 0
-            if end is None:
-                return []  # not yet certain
-            rest = rest[end:].lstrip(f"{SPACE}}}")
+        rest = self._held.lstrip(f"{SPACE}}}") if self._is_object else self._held
         if self._is_list and rest.startswith(","):
             self._held = rest
             self._begin_head(",")
@@ -335,9 +344,8 @@ def _head_patterns(syntax: JsonSyntax) -> tuple[re.Pattern[str], re.Pattern[str]
     before = [*_atoms(syntax.before), "([A-Za-z0-9_-]++)"]
     behind = [GAP, *_atoms(syntax.behind), GAP]
     heads = [[GAP, *begin, GAP, *before, *aside, *behind] for begin in begins for aside in asides]
-    halves = [reduce(lambda rest, atom: f"(?:{atom}{rest})?", reversed(head), "") for head in heads]
     wholes = ["".join([*head, r"(?=\{)"]) for head in heads]
-    return re.compile("|".join(wholes)), re.compile("|".join(halves))
+    return re.compile("|".join(wholes)), re.compile("|".join(map(begun_pattern, heads)))
 
 
 def _atoms(text: str) -> list[str]:
@@ -390,18 +398,6 @@ class _JsonObject:
         else:
             self.is_broken = self.is_broken or letter not in _OUTSIDE_STRINGS
         return self.is_complete
-
-
-def _end_of_members(text: str) -> int | None:
-    """Where an object ends that goes on with more members; 0 if it does not, None if it may."""
-    if not _MORE_MEMBERS.match(text):
-        return 0
-    goes_on = _JsonObject()
-    goes_on.take("{")
-    length = goes_on.take(text)
-    if goes_on.is_broken:
-        return 0
-    return length if goes_on.is_complete else None
 
 
 def _members(text: str) -> dict[str, str]:

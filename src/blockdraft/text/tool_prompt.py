@@ -40,6 +40,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], AnySyntax | None], ...] = (
     (("<｜tool▁sep｜>", "```json"), DEEPSEEK),
     (("<｜tool▁sep｜>",), DEEPSEEK_V31),
     (("<|tool_call_argument_begin|>",), KIMI),
+    (("<function_calls>", "<invoke "), None),
     (("<function_calls>",), OLMO),
     (("[func_name1(",), PYTHON),
     (('"parameters": dictionary',), BARE),
@@ -181,7 +182,10 @@ def _with_written_calls(message: Mapping[str, Any], syntax: PythonSyntax) -> dic
     written = dict(message)
     if calls := written.pop("tool_calls", None):
         functions = (call["function"] for call in calls)
-        text = syntax.write((one["name"], one["arguments"]) for one in functions)
+        try:
+            text = syntax.write((one["name"], one["arguments"]) for one in functions)
+        except RecursionError as error:  # it takes a little more than reading them
+            raise RequestError("the arguments of a call are nested too deeply") from error
         written["content"] = f"{message['content']}{text}"
     return written
 

@@ -19,13 +19,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockdraft.text.argument_values import argument_types, from_text, quoted
+from blockdraft.text.argument_values import argument_types, from_text
+from blockdraft.text.call_syntax import quoted
 from blockdraft.text.marks import num_begun
 from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, Piece
 from blockdraft.text.tools import Tool
 
-_LONGEST_TAG = 256
+_LONGEST_TAG = 512
+"""Letters in which the marks around a parameter's name must stand."""
 _NAME = re.compile(r"[A-Za-z0-9_-]*")
+_JSON_STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+'
+_IN_JSON_STRING = re.compile(rf'\s*+(?=["\[{{])(?:[^"]++|{_JSON_STRING}")*+{_JSON_STRING}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class XmlCallParser(CallParser):
         self._types: frozenset[str] = frozenset()
         self._is_begun = False
         """The first letter of the parameter was seen: a newline before it is no part of it."""
+        self._num_passed = 0
+        """Letters of a value's start in which what looks like its end is none."""
 
     def close(self, *, is_cut: bool = False) -> list[Piece]:
         """See CallParser.close."""
@@ -137,9 +143,7 @@ class XmlCallParser(CallParser):
         """The end and the name of a head; no name if it may become one; None if it cannot."""
         held, open_end, function = self._held, len(self._held), self._tags.function
         if held.startswith(self._tags.begin, start):
-            start += len(self._tags.begin)
-            while start < open_end and held[start].isspace():
-                start += 1
+            start = open_end - len(held[start + len(self._tags.begin) :].lstrip())
         elif self._tags.begin.startswith(held[start:]):
             return open_end, None
         elif not function:
@@ -193,7 +197,7 @@ class XmlCallParser(CallParser):
     def _begin_parameter(self, name: str) -> Arguments:
         assert self._tool is not None
         self._types = argument_types(self._tool.parameters, name)
-        self._state, self._is_begun = "parameter", False
+        self._state, self._is_begun, self._num_passed = "parameter", False, 0
         comma = ", " if self._num_parameters else ""
         self._num_parameters += 1
         quote = '"' if self._types == _STRING else ""
@@ -207,7 +211,7 @@ class XmlCallParser(CallParser):
             self._held = self._held.removeprefix(self._tags.margin)
             self._is_begun = True
         margin, end_mark = self._tags.margin, self._tags.end_of_parameter
-        end = self._held.find(end_mark)
+        end = self._find_end_of_value()
         is_text = self._types == _STRING
         if end >= 0:
             value = self._held[:end].removesuffix(margin)
@@ -220,6 +224,15 @@ class XmlCallParser(CallParser):
             value, self._held = self._held[:length], self._held[length:]
             if value:
                 yield Arguments(quoted(value)[1:-1])
+
+    def _find_end_of_value(self) -> int:
+        """Where what closes a value begins, or -1; within a text of JSON it closes nothing."""
+        mark, is_json = self._tags.end_of_parameter, "string" not in self._types
+        end = self._held.find(mark, self._num_passed)
+        while is_json and end >= 0 and _IN_JSON_STRING.fullmatch(self._held, 0, end):
+            self._num_passed = end + 1
+            end = self._held.find(mark, self._num_passed)
+        return end
 
     def _take_tail(self) -> Iterator[Piece]:
         """What closes a call, or where text goes on without that."""

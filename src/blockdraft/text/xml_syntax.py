@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockdraft.text.argument_schema import not_kept, parameters_of, value_rule
+from blockdraft.text.argument_values import from_text
 from blockdraft.text.call_syntax import CallSyntax, marked, quoted
 from blockdraft.text.json_types import Schema, resolve, schema_types, subschemas
 from blockdraft.text.tools import Tool
@@ -93,7 +94,7 @@ def _values(tool: Tool, name: str, schema: Any, rule: str, end: str) -> Iterator
     if not isinstance(schema, Mapping) or not types or "string" not in types:
         yield f"{value_rule(schema, root)} {rule}_end"
         return
-    if words := _words(schema):
+    if words := _words(schema, types):
         if any(end in word for word in words):
             raise not_kept(tool, f"a value of {name!r:.60} looks like the end of a parameter")
         yield f"({' | '.join(map(quoted, words))}) {rule}_end"
@@ -105,12 +106,12 @@ def _values(tool: Tool, name: str, schema: Any, rule: str, end: str) -> Iterator
         raise not_kept(tool, f"{name!r:.60} may be a text or something else")
 
 
-def _words(schema: Schema) -> list[str]:
-    """The texts that alone are allowed, if that is so."""
+def _words(schema: Schema, types: frozenset[str]) -> list[str]:
+    """The texts that alone are allowed, if that is so, and all of them are read as texts."""
     words = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return []
-    return words
+    return words if all(from_text(word, types) == quoted(word) for word in words) else []
 
 
 def _restrictions(schema: Schema, root: Schema) -> Iterator[str]:

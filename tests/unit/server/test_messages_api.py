@@ -269,6 +269,11 @@ def test_a_call_that_is_cut_holds_what_can_be_read(client, monkeypatch):
     saying(monkeypatch, TAGGED.write("look", broken))
     whole = ask(client, **wanted, max_tokens=200)
     assert (whole.stop_reason, whole.content[0].input) == ("end_turn", {})
+    endless = '{"name": "abc", "age": [1e400, -1e400]}'
+    saying(monkeypatch, TAGGED.write("look", endless))
+    whole = ask(client, **wanted, max_tokens=200)
+    wanted_input = {"name": "abc", "age": [None, None]}
+    assert (whole.stop_reason, whole.content[0].input) == ("tool_use", wanted_input)
 
 
 def test_thinking_stands_in_a_block_of_its_own(client, monkeypatch):

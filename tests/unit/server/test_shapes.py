@@ -345,6 +345,29 @@ def test_marks_that_are_tokens_are_written_as_such(fields, good, bad, template, 
         assert accepts(grammars, marking, shape.grammar, good) is not thinks
 
 
+@pytest.mark.parametrize("is_special", [True, False], ids=["special", "added"])
+@pytest.mark.parametrize("thinks", [True, False])
+def test_thinking_ends_where_its_end_is_spelled_though_it_is_a_token(is_special, thinks):
+    inner = tiny_tokenizer()
+    inner.add_tokens(list(THINK), special_tokens=is_special)
+    inner.chat_template = END
+    marking = Tokenizer(inner, [inner.eos_token_id])
+    request = ChatRequest.model_validate(
+        {**chat_body(), "structured_outputs": {"choice": ["yes"]}},
+    )
+    shape = read_shape(request, None, thinks=thinks, special=marking.thinking_ids)
+    grammars = Grammars(marking, TEXT_VOCAB_SIZE)
+
+    def fits(behind):
+        begin = [] if thinks else marking.encode(START)
+        parts = ["hm</thi", "nk>", *behind]
+        path = [*begin, *(i for part in parts for i in marking.encode_continuation(part))]
+        return grammars.start(shape.grammar).num_allowed([], path) == len(path)
+
+    assert fits(["yes"])
+    assert not fits(["no", END, "yes"])
+
+
 def test_a_schema_holds_behind_the_thinking(grammars, tokenizer):
     wanted = ChatRequest.model_validate({**chat_body(), "response_format": as_format("object")})
     begun, free = (read_shape(wanted, None, thinks=thinks).grammar for thinks in (True, False))

@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import jsonschema
@@ -69,6 +70,13 @@ VALUES = [
     ("name='\\ud83d'", "\N{REPLACEMENT CHARACTER}"),
     ("name='\\U00110000\\u12'", "\\U00110000\\u12"),
     ("name=''", ""),
+    ("name=''so''", "'so'"),
+    ('name="""\nprint("a")\n"b", \\""" c"""', '\nprint("a")\n"b", """ c'),
+    ("name='''it's 'a', ''b''), c'''", "it's 'a', ''b''), c"),
+    ("name=''''''", ""),
+    ("age=1_000", 1000),
+    ("name='1_000'", "1_000"),
+    ("name=a_1", "a_1"),
     ("name=abc", "abc"),
     ("name=3", "3"),
     ("name=True", "True"),
@@ -92,6 +100,7 @@ VALUES = [
         {"a": [True, None, {"b": [1, 2]}], "True": "None"},
     ),
     ('any={"a": [true, null]}', {"a": [True, None]}),
+    ("any=['a', '''b', ''', '']", ["a", "b', ", ""]),
     ("any={1: 2}", "{1: 2}"),
     ("any=NaN", "NaN"),
     ("unknown = 1e3 ", 1000.0),
@@ -316,6 +325,7 @@ def test_a_call_without_a_mark_can_be_required_and_not_watched_for():
     [
         ({"properties": {"two words": {}}}, "'two words' is no name"),
         ({"properties": {"3": {}}}, "'3' is no name"),
+        ({"properties": {"a" * 257: {}}}, "257 letters"),
         ({"properties": {}, "required": ["a"]}, "required without"),
         ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
     ],
@@ -378,6 +388,7 @@ def test_the_template_says_how_calls_are_written():
         (OLDER_LFM2, (), None),
         (TEMPLATES["olmo"], (), OLMO),
         (TEMPLATES["olmo"].replace(TOOLS_SHOWN, ""), (), None),
+        (TEMPLATES["olmo"] + "{# <invoke name='look'> #}", (), None),
     ):
         assert native_syntax(templated(template, marks)) == syntax
 
@@ -387,6 +398,11 @@ def test_calls_that_are_sent_back_are_in_the_prompt_as_the_model_writes_them():
     assert text == '<|tool_call_start|>[look(name="it\'s \\"so\\"", on=True)]<|tool_call_end|>'
     assert parsed(LFM2, text)[0] == [ToolCall("look", '{"name": "it\'s \\"so\\"", "on": true}')]
     older = templated(OLDER_LFM2, LFM2.marks)
+    for depth in range(800, 1000):
+        deep = {"name": "look", "arguments": f'{{"a": {"[" * depth}{"]" * depth}}}'}
+        turn = {**CONVERSATION[1], "tool_calls": [{"function": deep}]}
+        with suppress(RequestError):
+            encode_tool_chat(older, [turn], TOOLS)
     prompt = older.decode_all(encode_tool_chat(older, CONVERSATION, TOOLS))
     assert prompt.startswith("List of tools: ")
     assert prompt.endswith(f"[assistant]So:{text}[tool]old")

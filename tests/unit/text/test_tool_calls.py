@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from blockdraft.text import tool_calls
 from blockdraft.text.call_syntax import BARE, TAGGED
 from blockdraft.text.tool_calls import Arguments, CallStart, ToolCallParser
 from tests.tools import (
@@ -107,6 +108,22 @@ def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax, is_cut)
         assert at_once.are_whole is bit_by_bit.are_whole
         num_with_calls += any(isinstance(piece, ToolCall) for piece in whole)
     assert 1000 < num_with_calls < 2000
+
+
+def test_members_behind_the_arguments_are_read_once(monkeypatch):
+    num_read, take = 0, tool_calls._JsonObject.take
+
+    def counted(self, text):
+        nonlocal num_read
+        num_read += len(text)
+        return take(self, text)
+
+    monkeypatch.setattr(tool_calls._JsonObject, "take", counted)
+    parser = ToolCallParser(TAGGED, NAMES)
+    text = f'<tool_call>{{"name": "look", "arguments": {{}}, "id": "{"a" * 2000}"}}</tool_call>!'
+    found = [piece for letter in text for piece in parser.push(letter)]
+    assert joined([*found, *parser.close()]) == [EMPTY, "!"]
+    assert num_read < 2 * len(text)
 
 
 BROKEN = [

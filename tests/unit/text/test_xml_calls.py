@@ -84,6 +84,8 @@ VALUES = [
     ("note", "null", "null"),
     ("note", "3", '"3"'),
     ("tags", '["a",\n "b"]', '["a",\n "b"]'),
+    ("tags", '["</parameter>", "\\"</parameter>"]', '["</parameter>", "\\"</parameter>"]'),
+    ("tags", '["a', '"[\\"a"'),
     ("on", "True", "true"),
     ("on", "false", "false"),
     ("kind", "red", '"red"'),
@@ -93,6 +95,7 @@ VALUES = [
     ("any", "so it is", '"so it is"'),
     ("any", "NaN", '"NaN"'),
     ("unknown", "[" * 9999, json.dumps("[" * 9999)),
+    ("a" * 256, "3", "3"),
 ]
 ANSWERS += [
     (written("look", (key, value)), [ToolCall("look", f'{{"{key}": {found}}}')])
@@ -223,6 +226,8 @@ def test_what_the_grammar_of_calls_accepts(grammars, tokenizer, options, good, b
         ({"properties": [3]}, "malformed"),
         ({"properties": {"a": {}}, "required": 3}, "malformed"),
         ({"properties": {"a": {}}, "required": [3]}, "required without"),
+        ({"properties": {"a": {"type": ["string", "null"], "enum": ["None"]}}}, "text with enum"),
+        ({"properties": {"a": {"type": ["string", "integer"], "const": "3"}}}, "something else"),
     ],
 )
 def test_a_schema_that_cannot_be_kept_is_refused_where_it_must_be(schema, reason):

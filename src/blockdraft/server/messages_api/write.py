@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from blockdraft.server.calls import Call
 from blockdraft.server.errors import ApiError
@@ -138,9 +138,13 @@ class MessageWriter:
 
 
 def _as_object(arguments: str) -> Json:
-    """The arguments of a call; of those that were cut, or are no JSON, what can be read."""
+    """The arguments of a call; of those that were cut, or are no JSON, what can be read.
+
+    Numbers that no float holds (1e400, NaN) become null: JSON could not be written with them.
+    """
     try:
         found = from_json(arguments, allow_partial=True)
+        found = from_json(to_json(found, inf_nan_mode="null"))
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
