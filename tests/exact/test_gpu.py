@@ -37,7 +37,7 @@ def has_triton() -> None:
         pytest.skip("without Triton")
 
 
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.usefixtures("has_triton")
 def test_triton_kernels_are_used(dtype: torch.dtype, head_dim: int) -> None:
