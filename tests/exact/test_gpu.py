@@ -13,8 +13,14 @@ import torch
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.kernels.cuda.choice import SWITCH
+from blockdraft.models.target.paged import PagedTarget
 from tests.fakes import NoisyOracleDrafter
-from tests.parity.checks import check_drafted_equals_plain, check_together_equals_alone
+from tests.parity.checks import (
+    check_drafted_equals_plain,
+    check_together_equals_alone,
+    generate,
+    generate_plain,
+)
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.tiny import KINDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
@@ -25,12 +31,17 @@ pytestmark = [
 DTYPES = (torch.bfloat16, torch.float32)
 
 
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_triton_kernels_are_used(dtype: torch.dtype, head_dim: int) -> None:
-    """All other tests pass with torch's operations, too."""
+@pytest.fixture
+def has_triton() -> None:
     if find_spec("triton") is None or os.environ.get(SWITCH) == "off":
         pytest.skip("without Triton")
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("has_triton")
+def test_triton_kernels_are_used(dtype: torch.dtype, head_dim: int) -> None:
+    """Most other tests pass with torch's operations, too."""
     assert card_kernels(dtype, "cuda", [head_dim]) == (True, "")
 
 
@@ -53,6 +64,40 @@ def test_drafted_equals_plain(kind: str, dtype: torch.dtype, way: Way, temperatu
     for drafter in (dflash, NoisyOracleDrafter(7, VOCAB_SIZE)):
         prompt = [draw.randrange(VOCAB_SIZE) for _ in range(70)]
         check_drafted_equals_plain(target, drafter, prompt, params)
+
+
+@pytest.mark.usefixtures("has_triton")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_change_nothing(kind: str, dtype: torch.dtype) -> None:
+    """Of target and drafter. What cannot be captured runs without a graph, slowly, and is found."""
+    draw, params = random.Random(2), SamplingParams(max_tokens=40)
+    prompt = [draw.randrange(VOCAB_SIZE) for _ in range(70)]
+    plain = generate_plain(make_target("paged", tiny_target(kind, dtype).cuda()), prompt, params)
+    target = make_target("paged", tiny_target(kind, dtype).cuda())
+    assert isinstance(target, PagedTarget)
+    assert target.use_static_shapes()
+    dflash = make_dflash(target, tiny_drafter(dtype, block_size=8).cuda())
+    assert generate(target, dflash, prompt, params).token_ids == plain.token_ids
+    assert generate_plain(target, prompt, params).token_ids == plain.token_ids
+    assert target._static is not None
+    assert dflash._kernel_draft is not None
+    assert dflash._kernel_draft._static is not None
+    for graphs in (target._static._graphs, dflash._kernel_draft._static._graphs):
+        assert graphs.captures
+        assert graphs._graphs
+
+
+@pytest.mark.usefixtures("has_triton")
+def test_what_waits_is_not_captured() -> None:
+    """Experts count their rows on the host. torch's memory can be given back afterwards."""
+    target = make_target("paged", tiny_target("qwen3_moe").cuda())
+    assert isinstance(target, PagedTarget)
+    assert target.use_static_shapes()
+    assert generate_plain(target, [1, 2, 3], SamplingParams(max_tokens=5)).token_ids
+    assert target._static is not None
+    assert not target._static._graphs.captures
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -15,7 +15,7 @@ from blockdraft.core.errors import BlockdraftError
 from blockdraft.core.files import folder_lock
 from gpucheck.parts import PARTS, Part, part_named
 from gpucheck.private import Scrubber
-from gpucheck.report import write_report
+from gpucheck.report import write_findings, write_report
 from gpucheck.runner import Runner
 from gpucheck.settings import SETTINGS, Settings, read_settings, settings_for
 from gpucheck.weights import join_pieces
@@ -82,8 +82,12 @@ def _checked(asked: argparse.Namespace, out: Path, work: Path, named: list[Part]
         join_pieces(asked.weights, work / "cache")
     given = [Path(name) for name in (asked.target, asked.drafter) if name is not None]
     scrubber = Scrubber.of_this_machine(out, work, *(one for one in given if one.is_absolute()))
+    place = out, work, scrubber, settings.is_rehearsal
     runner = Runner(
-        work, settings, on_result=lambda: write_report(out, work, scrubber, settings.is_rehearsal)
+        work,
+        settings,
+        on_result=lambda: write_report(*place),
+        meanwhile=lambda: write_findings(*place),
     )
     runner.run(runner.waiting(PARTS) if named is None else named, asked.minutes * 60)
     print((out / "report.md").read_text(encoding="utf-8"))

@@ -29,34 +29,33 @@ KEPT = (
 
 
 def run(settings: Settings, notes: Notes) -> None:
-    """Prove the first way that passes, or one without a promise."""
-    taken = _first_that_passes(settings, notes)
-    if taken is None:
-        taken = fast_way(settings)
-        notes.note("taken", value=taken)
-    with loaded(settings, taken, adaptive=False) as llm:
-        _prove(llm, settings, notes)
+    """Prove the first way that passes, or one without a promise.
 
-
-def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
-    """All rules are tried in all precisions; the first in the order of these is taken."""
-    found: Way | None = None
+    At once: the other precision is tried afterwards, with the time that is left.
+    """
+    taken: Way | None = None
     for dtype in ("float32",) if settings.is_rehearsal else ("bfloat16", "float32"):
-        for rule in candidates_on(settings.device):
-            try:
-                with loaded(settings, (dtype, rule), adaptive=False):
-                    said = _without_kernels(settings, dtype) if rule == TRITON else ""
-                    said = said or PASSES
-            except (ModelError, RuntimeError) as error:
-                said = first_line(error)
-            notes.note("load check", dtype, rule, value=said)
-            if said == PASSES:
-                if found is None:
-                    found = dtype, rule
-                    # At once: what is measured later needs it, also if this part does not end.
-                    notes.note("taken", value=found)
-                break
-    return found
+        rule = _first_that_passes(settings, notes, dtype)
+        if taken is None and rule is not None:
+            taken = dtype, rule
+            _prove(taken, settings, notes)
+    if taken is None:
+        _prove(fast_way(settings), settings, notes)
+
+
+def _first_that_passes(settings: Settings, notes: Notes, dtype: str) -> str | None:
+    """The rule; those behind it are not tried."""
+    for rule in candidates_on(settings.device):
+        try:
+            with loaded(settings, (dtype, rule), adaptive=False):
+                said = _without_kernels(settings, dtype) if rule == TRITON else ""
+                said = said or PASSES
+        except (ModelError, RuntimeError) as error:
+            said = first_line(error)
+        notes.note("load check", dtype, rule, value=said)
+        if said == PASSES:
+            return rule
+    return None
 
 
 def _without_kernels(settings: Settings, dtype: str) -> str:
@@ -65,7 +64,14 @@ def _without_kernels(settings: Settings, dtype: str) -> str:
     return card_kernels(DTYPES[dtype], settings.device, head_dims_of(config))[1]
 
 
-def _prove(llm: LLM, settings: Settings, notes: Notes) -> None:
+def _prove(way: Way, settings: Settings, notes: Notes) -> None:
+    # What is measured later needs it, also if this part does not end.
+    notes.note("taken", value=way)
+    with loaded(settings, way, adaptive=False) as llm:
+        _prove_loaded(llm, settings, notes)
+
+
+def _prove_loaded(llm: LLM, settings: Settings, notes: Notes) -> None:
     config = ProofConfig(**QUICK)
     corpus = first_of_each_kind(read_prompts(BUNDLED))
     if settings.is_rehearsal:

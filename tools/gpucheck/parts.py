@@ -30,15 +30,15 @@ PARTS = (
         "gpucheck.environment",
         60,
     ),
-    Part("tests", "The tests that need a GPU", "gpucheck.gpu_tests", 240),
-    Part("triton", "The Triton kernels against torch's operations", "gpucheck.triton_kernels", 150),
-    Part("rows", "Which operations keep a row's bits", "gpucheck.rows", 180),
-    Part("forwards", "Which rules keep a row's bits in whole forwards", "gpucheck.forwards", 120),
     # It compiles the kernels for the CPU, so that this is nobody's time.
     _with_kernels("models", "The pair that the rest is measured with", "gpucheck.models", 150),
     _with_kernels("proof", "The load check, and the proof of the pair", "gpucheck.exactness", 300),
-    _with_kernels("speed", "Plain, drafted, transformers", "gpucheck.speed", 240),
     _with_kernels("ledger", "Where the time of a step goes", "gpucheck.step_ledger", 90),
+    _with_kernels("speed", "Plain, drafted, transformers", "gpucheck.speed", 240),
+    Part("tests", "The tests that need a GPU", "gpucheck.gpu_tests", 240),
+    Part("triton", "The Triton kernels against torch's operations", "gpucheck.triton_kernels", 150),
+    Part("forwards", "Which rules keep a row's bits in whole forwards", "gpucheck.forwards", 120),
+    Part("rows", "Which operations keep a row's bits", "gpucheck.rows", 180),
     Part("steps", "How long a training step takes", "gpucheck.train_speed", 180),
     _with_kernels(
         "training", "Training from the committed answers", "gpucheck.training", None, 120, 30

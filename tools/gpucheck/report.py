@@ -61,14 +61,19 @@ SAYS = {
 logger = logging.getLogger(__name__)
 
 
-def write_report(out: Path, work: Path, scrubber: Scrubber, is_rehearsal: bool) -> None:
-    """Write OUT/report.json, OUT/report.md, OUT/logs.txt, and copy the pieces of the drafter."""
+def write_findings(out: Path, work: Path, scrubber: Scrubber, is_rehearsal: bool) -> None:
+    """Write OUT/report.json, OUT/report.md and OUT/logs.txt; also of a part that runs."""
     report = collect(work, is_rehearsal)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "report.json", json.dumps(scrubber.value(report), indent=1) + "\n")
     write_whole(out / "report.md", scrubber.text(page(report)))
     logs = [f"== {part.name}\n{_log(work, part)}\n" for part in PARTS if _log(work, part)]
     write_whole(out / "logs.txt", scrubber.text("\n".join(logs)))
+
+
+def write_report(out: Path, work: Path, scrubber: Scrubber, is_rehearsal: bool) -> None:
+    """The same, and copy the pieces of the drafter."""
+    write_findings(out, work, scrubber, is_rehearsal)
     for stale in out.glob(PIECES):
         stale.unlink()
     pieces = list(work.glob(PIECES))
@@ -89,7 +94,8 @@ def collect(work: Path, is_rehearsal: bool) -> dict[str, Any]:
     parts = {}
     for part in PARTS:
         state = read_state(work, part.name)
-        own = {"status": "not run", **state, "found": read_notes(notes_path(work, part.name))}
+        found = read_notes(notes_path(work, part.name))
+        own = {"status": "not ended" if found else "not run", **state, "found": found}
         if state and state["status"] != DONE:
             own["log"] = _log(work, part).splitlines()[-12:]
         parts[part.name] = own

@@ -23,6 +23,8 @@ DONE, FAILED, OUT_OF_TIME, INTERRUPTED = "done", "failed", "out of time", "inter
 """How a part ended; interrupted: the call's time was over, and the next call goes on with it."""
 KILL_SECONDS = 10.0
 """A killed process may hang in the driver; nobody waits for it longer than this."""
+REPORT_SECONDS = 15.0
+"""Between two reports while a part runs: whoever ends this command may leave it no time for one."""
 LEAST_FREE = 2**20
 """Bytes. A part that fails where less is left has failed for want of room."""
 
@@ -33,13 +35,18 @@ class Runner:
     """Runs parts and keeps how each ended, in `work`; `on_result` is called after each.
 
     Also when the run itself is ended, by Ctrl-C for instance: what a part has found is on the disk.
+    `meanwhile` is called now and then while a part runs.
     """
 
     def __init__(
-        self, work: Path, settings: Settings, on_result: Callable[[], object] = lambda: None
+        self,
+        work: Path,
+        settings: Settings,
+        on_result: Callable[[], object] = lambda: None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         self.has_failed = False
-        self._work, self._on_result = work, on_result
+        self._work, self._on_result, self._meanwhile = work, on_result, meanwhile
         self._settings = settings
 
     def waiting(self, parts: Iterable[Part]) -> list[Part]:
@@ -87,7 +94,7 @@ class Runner:
                 env=self._environment(part),
                 start_new_session=True,  # so that a signal reaches what the part started, too
             )
-            code = _wait(process, limit, min(part.grace_seconds, limit / 2))
+            code = _wait(process, limit, min(part.grace_seconds, limit / 2), self._meanwhile)
         status = DONE if code == 0 else FAILED
         if code is None:
             status = INTERRUPTED if is_cut else OUT_OF_TIME
@@ -134,15 +141,24 @@ def read_state(work: Path, name: str) -> dict[str, Any]:
     return state
 
 
-def _wait(process: "subprocess.Popen[bytes]", limit: float, grace: float) -> int | None:
+def _wait(
+    process: "subprocess.Popen[bytes]",
+    limit: float,
+    grace: float,
+    meanwhile: Callable[[], object],
+) -> int | None:
     """The exit status; None if the process had to be ended. Nothing of it is left running."""
-    code = None
+    code, end = None, monotonic() + limit - grace
     try:
-        code = process.wait(limit - grace)
-    except subprocess.TimeoutExpired:
-        _signal(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace)
+        while code is None and (left := end - monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(min(left, REPORT_SECONDS))
+            if code is None and left > REPORT_SECONDS:
+                meanwhile()
+        if code is None:
+            _signal(process, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(grace)
     finally:  # also at Ctrl-C, which reaches this process alone
         _signal(process, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -69,7 +69,12 @@ def _memory_bytes(config: LLMConfig, device: torch.device) -> float:
 
 
 def bytes_of(device: torch.device) -> int:
-    """What is free on a card; of a CPU all memory that is this process's to use."""
+    """What is free on a card; of a CPU all memory that is this process's to use.
+
+    Free is also what torch keeps there for its next tensors: a model that is loaded once more, with
+    other kernels, would else find the memory of the first one taken.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return memory_bytes()

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from blockdraft import LLM, SamplingParams
 from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.core.errors import ConfigError
-from blockdraft.engine import load
+from blockdraft.engine import load, memory_plan
 from blockdraft.engine.memory_plan import MIN_PAGES
 from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.target import paged
@@ -111,3 +111,11 @@ def test_a_lack_of_memory_is_no_fault_of_model_or_kernels(
     monkeypatch.setattr(*WHERE_IT_RUNS_OUT[where], run_out)
     with pytest.raises(ConfigError, match=r"^memory ran out \(.+\); take a smaller model, --quant"):
         LLM(*folders, dtype="float32", recheck=True)
+
+
+def test_what_torch_keeps_on_a_card_is_free(monkeypatch):
+    """Else a model that is loaded once more would have less memory for keys and values."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 120)
+    assert memory_plan.bytes_of(torch.device("cuda:1")) == 100 + 500 - 120

@@ -1,18 +1,24 @@
 """Compiles the Triton kernels for a card that need not be there.
 
 `compile_triton.py CAPABILITY BYTES`, of shared memory that a program may have there. Writes a line
-for each: name, precision, bytes that it takes.
+for each: name, precision, bytes that it takes, and bytes of each thread that its registers do not
+hold. Kernels of which several have the same bits sum in the same layout, or it fails.
 """
 
+import re
+import subprocess
 import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
+import triton
 from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from blockdraft.kernels.cuda.ops import ATTENTION_OPTIONS, GATE_VALUES, LEAST_TILES, MAX_PARTS
+from blockdraft.kernels.cuda.ops import GATE_VALUES, LEAST_TILES, MAX_PARTS, attention_options
 from blockdraft.kernels.cuda.source.attention import attention_kernel, merge_kernel
 from blockdraft.kernels.cuda.source.linear import linear_kernel
 from blockdraft.kernels.cuda.source.rows import gate_kernel, norm_kernel, rotation_kernel
@@ -63,8 +69,14 @@ def compile_for(capability: int, shared: int) -> None:
     """All kernels in both precisions, as `ops` asks for them."""
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
         for kernel in KERNELS:
+            layouts: dict[int, set[str]] = {}
             for sizes, options in _forms(kernel.fn.__name__, dtype, shared):
-                _compile(kernel, name, sizes, options, capability)
+                compiled = _compile(kernel, name, sizes, options, capability)
+                if kernel is attention_kernel and sizes["HAS_PAGES"]:
+                    own = _layouts_of_sums(compiled.asm["ttgir"])
+                    assert own, "no sum was found"
+                    known = layouts.setdefault(sizes["HEAD_DIM"], own)
+                    assert own == known, f"few rows and many sum differently: {own ^ known}"
 
 
 def _forms(
@@ -83,7 +95,11 @@ def _forms(
     if kind == "attention_kernel":
         beside = {"HAS_PAGES": False, "HAS_BIAS": True, "IS_SPLIT": False}
         forms = [{"IS_SPLIT": True}, {"IS_SPLIT": False}, beside]
-        return [(sizes | own, ATTENTION_OPTIONS) for own in forms]
+        for head_dim in (64, 256):
+            heads = {"HEAD_DIM": head_dim, "FILLED_DIM": head_dim, "HAS_SOFTCAP": False}
+            forms += [heads | {"IS_SPLIT": is_split} for is_split in (True, False)]
+        own_sizes = [sizes | own for own in forms]
+        return [(own, attention_options(dtype, own["HEAD_DIM"])) for own in own_sizes]
     return [(sizes, {})]
 
 
@@ -98,7 +114,7 @@ def _of_tile(
 
 def _compile(
     kernel: Any, name: str, sizes: dict[str, Any], options: dict[str, int], capability: int
-) -> None:
+) -> Any:
     kind = kernel.fn.__name__
     types = {
         own: _type(kind, own, name) if own not in sizes else "constexpr" for own in kernel.arg_names
@@ -123,7 +139,33 @@ def _compile(
         target=GPUTarget("cuda", capability, 32),
         options={"enable_fp_fusion": False} | options,
     )
-    sys.stdout.write(f"compiled {kind} {name} {compiled.metadata.shared}\n")
+    spilled = _spilled_bytes(compiled.asm["cubin"])
+    sys.stdout.write(f"compiled {kind} {name} {compiled.metadata.shared} {spilled}\n")
+    return compiled
+
+
+def _spilled_bytes(cubin: bytes) -> int:
+    """Of a thread, by the tool that comes with Triton."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run(
+            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"STACK:(\d+)", told)
+    assert found is not None, told
+    return int(found[1])
+
+
+def _layouts_of_sums(code: str) -> set[str]:
+    """How the values of products and of sums along a tile lie in threads, in Triton's own code."""
+    names = dict(re.findall(r"^(#\w+) = (#ttg[^\n]*)", code, re.MULTILINE))
+    found = re.findall(r"tt\.dot .* -> (tensor<.*>)|\}\) : \((tensor<\d+x\d+x.*>)\) ->", code)
+    return {
+        re.sub(r"#\w+", lambda name: names.get(name[0], name[0]), product or total)
+        for product, total in found
+    }
 
 
 def _type(kind: str, name: str, dtype: str) -> str:

@@ -12,7 +12,7 @@ from blockdraft.kernels.interface import Span
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.models.attention import static_rows
 from blockdraft.models.attention.static_rows import SHAPES
-from blockdraft.models.layers.graphs import NUM_WARM
+from blockdraft.models.layers.graphs import NUM_WARM, Graphs
 from blockdraft.models.target.packed_rows import PackedRows
 from blockdraft.models.target.static_forward import (
     StaticForwards,
@@ -166,7 +166,7 @@ class Doubled:
 
 def on_a_card(compute) -> StaticForwards:
     forwards = StaticForwards(Tables(torch.float32), None, compute, CPU)
-    forwards._graphs.captures = True
+    forwards._graphs = Graphs("the target", torch.device("cuda"), StaticOutput.copied)
     return forwards
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -17,14 +18,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gpucheck import command, report, rows, training, triton_kernels, weights
+from gpucheck import command, exactness, report, rows, training, triton_kernels, weights
+from gpucheck import runner as runner_module
 from gpucheck.gpu_tests import outcome_of
 from gpucheck.notes import Notes, notes_path, read_notes
 from gpucheck.parts import PARTS, Part
 from gpucheck.private import Scrubber
 from gpucheck.report import collect, page, write_report
 from gpucheck.row_classes import classes_of, in_batches, in_tiles, row_classes
-from gpucheck.rules import TRITON, candidate, candidates_on, ruled
+from gpucheck.rules import OWN, TRITON, candidate, candidates_on, ruled
 from gpucheck.runner import DONE, FAILED, INTERRUPTED, OUT_OF_TIME, Runner, read_state
 from gpucheck.settings import REHEARSAL, ROOT, Settings, read_settings, write_settings
 
@@ -139,7 +141,7 @@ def test_kernels_for_the_cpu_are_there_when_somebody_counts_time(tmp_path):
         return environment.get("BLOCKDRAFT_KERNELS") == "off"
 
     having = [part.name for part in PARTS if not are_off(part)]
-    assert having == ["models", "proof", "speed", "ledger", "training"]
+    assert having == ["models", "proof", "ledger", "speed", "training"]
     assert all(are_off(part, is_rehearsal=True) for part in PARTS)
 
 
@@ -182,6 +184,50 @@ def test_a_report_is_written_when_the_check_is_ended(parts, tmp_path, interrupte
     with pytest.raises(KeyboardInterrupt):
         runner.run([parts["good"]], 60.0)
     assert written
+
+
+def test_a_report_is_written_while_a_part_runs(parts, tmp_path, monkeypatch):
+    """A machine that is taken away may end the check without a word before."""
+    monkeypatch.setattr(runner_module, "REPORT_SECONDS", 0.5)
+    found = []
+    runner = Runner(
+        tmp_path,
+        Settings(),
+        meanwhile=lambda: found.append(read_notes(notes_path(tmp_path, "slow"))),
+    )
+    runner.run([parts["slow"]], 60.0)
+    assert len(found) > 1
+    assert found[-1] == {"before": 1}
+
+
+def test_what_a_part_has_found_is_reported_before_it_ends(tmp_path):
+    Notes(notes_path(tmp_path, "proof")).note("load check", "bfloat16", "a rule", value="passes")
+    found = collect(tmp_path, False)
+    assert found["parts"]["proof"]["status"] == "not ended"
+    assert "| bfloat16 | a rule | passes |" in page(found)
+
+
+def test_the_pair_is_proven_before_the_next_precision_is_tried(tmp_path, monkeypatch):
+    calls = []
+
+    @contextmanager
+    def loaded(settings, way, **options):
+        calls.append(way)
+        if way == ("bfloat16", TRITON):
+            raise RuntimeError("it does not run")
+        yield way
+
+    monkeypatch.setattr(exactness, "loaded", loaded)
+    monkeypatch.setattr(exactness, "_without_kernels", lambda *own: "")
+    monkeypatch.setattr(exactness, "_prove_loaded", lambda llm, *own: calls.append("proof"))
+    notes = Notes(notes_path(tmp_path, "proof"))
+    exactness.run(Settings(), notes)
+    own = "bfloat16", OWN
+    assert calls == [
+        ("bfloat16", TRITON), own, own, "proof", ("float32", TRITON)
+    ]  # fmt: skip
+    assert tuple(notes.found["taken"]) == own
+    assert notes.found["load check"]["bfloat16"][TRITON] == "it does not run"
 
 
 def test_a_full_disk_ends_the_check_and_not_the_part(parts, run, tmp_path, monkeypatch):

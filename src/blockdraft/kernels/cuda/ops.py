@@ -33,6 +33,14 @@ FEW_ROWS = 64
 idle. These are the rows that are captured as graphs, so the grid is that of the longest keys."""
 ATTENTION_OPTIONS = {"num_warps": 4, "num_stages": 2}
 """More stages take more of a processor's memory, and with it the place of other programs."""
+FLOAT32_OPTIONS = (
+    (64, ATTENTION_OPTIONS),
+    (128, {"num_warps": 8, "num_stages": 2}),
+    (MAX_HEAD_DIM, {"num_warps": 16, "num_stages": 1}),
+)
+"""For heads of up to so many values. Fewer threads have too few registers: with 4 warps heads of
+256 kept up to 8 KB of each thread in memory, and took 25 s to compile. With two stages their tiles
+would not fit a card with 99 KiB for a program."""
 
 _COMPILED = {"INTERPRETED": INTERPRETED, "enable_fp_fusion": False}
 """Products and sums that the kernels write apart stay apart: each rounds, whatever Triton does by
@@ -182,6 +190,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scoring: 
         "GROUP": group, "FILLED_GROUP": power_of_two(group),
         "HEAD_DIM": head_dim, "FILLED_DIM": power_of_two(head_dim), "HAS_SINKS": sinks is not None,
     }  # fmt: skip
+    options = attention_options(query.dtype, head_dim)
     with launching(query):
         attention_kernel[num_rows, kv_heads, MAX_PARTS if is_split else 1](
             output, *scratch, query, keys, values,
@@ -189,13 +198,20 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scoring: 
             query.stride(1) // head_dim, query.stride(0) // head_dim, num_slots,
             0 if seen.bias is None else seen.bias.stride(0), scoring.scale, scoring.softcap or 1.0,
             IS_SPLIT=is_split, HAS_PAGES=tables is not None, HAS_BIAS=seen.bias is not None,
-            HAS_SOFTCAP=scoring.softcap is not None, **sizes, **ATTENTION_OPTIONS, **_COMPILED,
+            HAS_SOFTCAP=scoring.softcap is not None, **sizes, **options, **_COMPILED,
         )  # fmt: skip
         if is_split:
             merge_kernel[num_rows, kv_heads](
                 output, *scratch, seen.ranges, _or(sinks, nothing), **sizes, **_COMPILED
             )
     return output
+
+
+def attention_options(dtype: torch.dtype, head_dim: int) -> dict[str, int]:
+    """Of `attention_kernel`. The number of rows has no say: sums would have other bits."""
+    if dtype != torch.float32:
+        return ATTENTION_OPTIONS
+    return next(options for most, options in FLOAT32_OPTIONS if head_dim <= most)
 
 
 def _scratch(output: Tensor) -> tuple[Tensor, Tensor, Tensor]:

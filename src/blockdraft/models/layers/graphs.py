@@ -6,8 +6,11 @@ from typing import Generic, TypeVar
 
 import torch
 
+from blockdraft.models.layers.waits import RefuseWaits
+
 NUM_WARM = 2
-"""Runs before a graph is made of one: kernels are compiled, and libraries set up."""
+"""Runs before a graph is made of one: kernels are compiled, and libraries set up. In the last one
+nothing may wait for the card."""
 
 Output = TypeVar("Output")
 
@@ -46,13 +49,18 @@ class Graphs(Generic[Output]):
                 # A capture that fails does not leave its stream, so this one is around it; and
                 # without a stream it takes one of the card that was captured on first.
                 with torch.cuda.stream(stream):
-                    for _ in range(NUM_WARM):
-                        run()
+                    try:
+                        for _ in range(NUM_WARM - 1):
+                            run()
+                        with RefuseWaits(self._device):
+                            run()
+                    finally:
+                        # What runs next, as a graph or not, writes to the same memory.
+                        usual.wait_stream(stream)
                     graph = torch.cuda.CUDAGraph()
                     # Other threads may use the card meanwhile.
                     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                         output = run()
-                usual.wait_stream(stream)
             self._graphs[shape] = graph, output
         except RuntimeError as error:  # an operation of the model waits for the card
             logger.warning("no CUDA graphs of %s: %s", self._what, str(error).split("\n")[0])
