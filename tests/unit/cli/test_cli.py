@@ -452,7 +452,11 @@ def test_an_answer_keeps_to_a_grammar(pair, tmp_path):
 
 def test_a_grammar_that_cannot_be_used_is_refused(pair, tmp_path):
     schema = tmp_path / "schema.json"
-    for text, reason in [("{", "no JSON"), ("[]", "JSON object"), ('{"type": "foo"}', "foo")]:
+    for text, reason in [
+        ("{", "not valid JSON"),
+        ("[]", "JSON object"),
+        ('{"type": "foo"}', "foo"),
+    ]:
         schema.write_text(text, encoding="utf-8")
         assert reason in refusal("generate", *pair, "--json-schema", schema, "hi")
     missing = tmp_path / "missing.json"

@@ -198,4 +198,4 @@ def test_an_output_that_is_a_file_is_refused(folder, tmp_path):
     path = prompts_of(tmp_path, 1)
     result = data(folder, path, "--prompts", path)
     assert result.exit_code == 2
-    assert "is no folder" in result.stderr
+    assert "is not a folder" in result.stderr

@@ -148,11 +148,11 @@ def test_what_llguidance_refuses_is_refused_by_name(grammars, grammar, reason):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Grammar.json_schema("{"), "no JSON"),
+        (lambda: Grammar.json_schema("{"), "not valid JSON"),
         (lambda: Grammar.json_schema("[1]"), "give a JSON object"),
-        (lambda: Grammar.json_schema({"a": float("nan")}), "no JSON"),
-        (lambda: Grammar.json_schema({"a": {1, 2}}), "no JSON"),
-        (lambda: Grammar.json_schema("[" * 100_000), "no JSON"),
+        (lambda: Grammar.json_schema({"a": float("nan")}), "not valid JSON"),
+        (lambda: Grammar.json_schema({"a": {1, 2}}), "not valid JSON"),
+        (lambda: Grammar.json_schema("[" * 100_000), "not valid JSON"),
         (lambda: Grammar.regex(""), "is empty"),
         (lambda: Grammar.regex(3), "give text"),
         (lambda: Grammar.regex("\ud800"), "Unicode"),

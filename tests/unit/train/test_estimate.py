@@ -248,7 +248,7 @@ def test_processes_divide_what_they_share(config, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     whole = estimate_run(config)
     assert timed == [6, 2]
-    rows = ("features of a batch", "activations of a draft forward")
+    rows = ("features of a batch", "activations of a draft forward pass")
     of_drafter = ("drafter", "float32 masters, gradients and optimizer")
     for name, size in alone.memory.items():
         # Two of the six rows are the most that one of four processes gets.

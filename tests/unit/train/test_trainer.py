@@ -202,7 +202,7 @@ def test_a_failing_run_leaves_no_folder(config):
         train(dataclasses.replace(config, device="foo"))
     assert not config.out.exists()
     config.out.write_text("", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         train(config)
 
 

@@ -30,22 +30,21 @@ from blockdraft.bench.tables import empty_table, spread_cells, tau_words, three_
 from blockdraft.llm import LLM
 
 CONCURRENCY_LEGEND = """\
-requests: how many run concurrently. tok/s: output tokens of all requests divided
-by the wall time. per user: median request, after its first token. over plain: in
-the same repeat. Medians and low-high over the repeats. decoding: requests past
-their first token, on average. tau: tokens per target pass. depth: longest
-drafted path of a target pass, on average. same: outputs that equal those of the
-first plain run of the same requests."""
+requests: how many run concurrently. tok/s: output tokens of all requests per
+second of wall time. per user: median request, after its first token. over
+plain: in the same repeat. Medians and low-high over the repeats. decoding:
+requests past their first token, on average. tau: tokens per target pass. depth:
+longest drafted path of a target pass, on average. same: outputs that equal
+those of the first plain run of the same requests."""
 
 NEVER_SLOWER_LEGEND = """\
 requests: how many run concurrently. ratio: tokens per second with adaptive
 drafting divided by those of an engine without a drafter, for each pair; below 1
 is slower. Allowed: 1.03 times the time, plus a second in which drafting learns.
 Medians and low-high over the pairs. confidence: the probability that low-high
-contains the true median, if pairs are independent.
-tau: tokens per target pass. depth: longest drafted path of a target pass, on
-average. same: outputs of both sides that equal the first ones without a
-drafter."""
+contains the true median, if pairs are independent. tau: tokens per target pass.
+depth: longest drafted path of a target pass, on average. same: outputs of both
+sides that equal the first ones without a drafter."""
 
 
 def concurrency_json(

@@ -25,11 +25,11 @@ PLAN_DEFINITIONS = {
 }
 
 PLAN_LEGEND = """\
-replicas: the fewest that meet the goal by a queueing formula and in a simulation
-of arrivals; in parentheses, by the formula alone. busy: requests divided by the
-most that the replicas could complete. TTFT, TPOT: percentiles in milliseconds,
-by the formula and as simulated. Speeds are the curve's medians, on its machine
-and for prompts of its lengths."""
+replicas: the fewest that meet the goal by a queueing formula and in a
+simulation of arrivals; in parentheses, by the formula alone. busy: requests
+divided by the most that the replicas could complete. TTFT, TPOT: percentiles in
+milliseconds, by the formula and as simulated. Speeds are the curve's medians,
+on its machine and for prompts of its lengths."""
 
 
 def goal_words(goal: Goal) -> str:

@@ -129,10 +129,10 @@ def describe_output(sample: TimedOutput) -> dict[str, Any]:
 
 
 LEGEND = """\
-tok/s: all tokens divided by all seconds. speed-up: drafted over the other. 95 %:
-bootstrap interval over the prompts. tau: tokens per target pass. same tokens:
-drafted output equals plain output. loops: outputs that repeat themselves, which
-are easy to draft."""
+tok/s: all tokens divided by all seconds. speed-up: drafted over the other.
+95 %: bootstrap interval over the prompts. tau: tokens per target pass.
+same tokens: drafted output equals plain output. loops: outputs that repeat
+themselves, which are easy to draft."""
 
 
 def table(title: str, groups: Mapping[str, Figures]) -> Table:
