@@ -286,7 +286,7 @@ ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
             "num_local_experts": 16,
             "layer_types": ["chunked_attention", "full_attention"] * 2,
         },
-        "does not tell its attention what window",
+        "does not tell its attention which window",
     ),
     "Zamba2": (RECURRENT["Zamba2"], "share an attention"),
     **{name: (RECURRENT[name], "keep a state and no keys") for name in STATES_ALONE},
@@ -296,12 +296,12 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "Bloom": ({}, "its attention cannot be replaced"),
     "GPTNeo": ({"num_layers": 4, "num_heads": 4, "attention_types": [[["global"], 4]]}, "replaced"),
     # An indexer picks the keys that each token attends.
-    "DeepseekV32": (_INDEXED, "indexed_attention remember cannot be rolled back"),
-    "GlmMoeDsa": (_INDEXED, "indexed_attention remember cannot be rolled back"),
-    "DeepseekV4": ({}, "compressed_attention remember cannot be rolled back"),
+    "DeepseekV32": (_INDEXED, "indexed_attention layers cannot be rolled back"),
+    "GlmMoeDsa": (_INDEXED, "indexed_attention layers cannot be rolled back"),
+    "DeepseekV4": ({}, "compressed_attention layers cannot be rolled back"),
     # Its states are kept in a cache of its own.
-    "MiniMax": ({"num_local_experts": 4}, "how layer 1 changes its state is not known"),
-    "RecurrentGemma": ({}, "how layer 0 changes its state is not known"),
+    "MiniMax": ({"num_local_experts": 4}, "how layer 1 updates its state is unknown"),
+    "RecurrentGemma": ({}, "how layer 0 updates its state is unknown"),
     # Its convolutions are within its attention.
     "Zaya": ({}, "return more than their output"),
     # Its layers compute a mask of their own, which no attention of ours would follow.

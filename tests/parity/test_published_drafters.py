@@ -314,5 +314,5 @@ def test_training_does_not_start_from_ends_of_its_own(tmp_path: Path) -> None:
     case = shallow(PUBLISHED["GLM-5.3"])
     write_published(tmp_path / "drafter", case)
     config = small_config(tmp_path, init_from=tmp_path / "drafter", device="cpu")
-    with pytest.raises(ModelError, match="brings an embedding and a head and a mask embedding of"):
+    with pytest.raises(ModelError, match="has an embedding and a head and a mask embedding of"):
         load_drafter(config, target_of(case), [])

@@ -91,7 +91,7 @@ def test_tokens_arrive_and_rounds_tell_what_was_drafted(page):
     assert page.locator(".asked").get_attribute("dir") == "auto"
     page.locator(".text").focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator(".detail").inner_text().startswith("The prompt’s round")
+    assert page.locator(".detail").inner_text().startswith("Prefill")
     page.keyboard.press("End")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')")
     assert page.locator("#by-position tbody tr").count() > 0
@@ -108,7 +108,7 @@ def test_what_a_round_was_is_told_in_sight_however_long_the_text_is(page):
     page.locator(".text").focus()
     page.keyboard.press("Home")
     page.evaluate("scrollTo(0, 0)")
-    assert page.locator(".detail").inner_text().startswith("The prompt’s round")
+    assert page.locator(".detail").inner_text().startswith("Prefill")
     detail, form = page.locator(".detail").bounding_box(), page.locator("#ask").bounding_box()
     assert 0 < detail["y"] <= detail["y"] + detail["height"] <= form["y"] + 1
 
@@ -189,7 +189,7 @@ def test_only_speeds_of_the_same_prompt_are_compared(page):
         ask(page, prompt)
         wait_for_end(page)
     expect(page.locator("#speedup")).to_have_text("–")
-    expect(page.locator("#speed-note")).to_contain_text("Ask the same")
+    expect(page.locator("#speed-note")).to_contain_text("send the same prompt")
     ask(page, "A")
     expect(page.locator("#speedup")).to_have_text("1.00×")
 

@@ -41,11 +41,11 @@ def main(arguments: list[str], description: str | None = None) -> int:
         with _signals_interrupt(), folder_lock(work):
             return _checked(asked, out, work, named)
     except KeyboardInterrupt:
-        logger.info("ended; the same command goes on with the parts that have not ended")
+        logger.info("stopped; the same command runs the remaining parts")
         return ENDED_BY_USER
     except (OSError, BlockdraftError) as error:
         raise SystemExit(
-            f"{out} and {work}: {error}; mend this, and the same command goes on"
+            f"{out} and {work}: {error}; fix this, and run the same command again"
         ) from error
 
 
@@ -92,7 +92,7 @@ def _checked(asked: argparse.Namespace, out: Path, work: Path, named: list[Part]
     runner.run(runner.waiting(PARTS) if named is None else named, asked.minutes * 60)
     print((out / "report.md").read_text(encoding="utf-8"))
     if waiting := [part.name for part in runner.waiting(PARTS)]:
-        logger.info("not done: %s; the same command goes on with them", ", ".join(waiting))
+        logger.info("not done: %s; the same command runs them", ", ".join(waiting))
     return 1 if runner.has_failed else 0
 
 
@@ -140,7 +140,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     names = ", ".join(part.name for part in PARTS)
     parser.add_argument("--parts", help=f"these only, again if they have run: {names}")
     parser.add_argument(
-        "--minutes", type=_number, default=MINUTES, help="of this call; the next one goes on"
+        "--minutes", type=_number, default=MINUTES, help="of this call; the next call continues"
     )
     parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
     parser.add_argument("--work", type=Path, help="folder of what stays between calls: OUT-work")

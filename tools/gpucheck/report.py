@@ -44,17 +44,17 @@ SAYS = {
     "that passes. The proof then compares drafted output with plain output. Its planted faults "
     "show that it would find one: each must be caught. "
     "p_value: of drafted draws, if they were the target's; a planted fault has a small one. "
-    "first_difference: where transformers begins to choose other tokens, as it rounds otherwise.",
-    "speed": 'Decoding "fixed N" checks N drafted tokens in each pass, "adaptive" as many as save '
+    "first_difference: where transformers first chooses another token, as it rounds differently.",
+    "speed": 'Decoding "fixed N" verifies N draft tokens in each pass, "adaptive" as many as save '
     'time. "same as plain": answers with the same tokens as plain decoding of the same engine.',
     "ledger": "Of one step of the engine: its time, the time that the device computes, kernels "
-    "that are launched one by one, replays of CUDA graphs, waits for the device, and operations of "
-    "torch. Kernels and host: what takes most, how often a step, and for how long. The engine's "
+    "launched one by one, replays of CUDA graphs, waits for the device, and torch operations. "
+    "Kernels and host: what takes most, how often per step, and for how long. The engine's "
     "ledger is explained in docs/diagnosis.md.",
     "steps": "A block is one drafted piece of text that a step learns from. The first step also "
     "compiles.",
-    "training": "Held-out tau and loss: on recorded answers that are not trained on. True tau and "
-    "speed-up: of real decoding, over plain decoding.",
+    "training": "Held-out tau and loss: on recorded answers not used for training. True tau and "
+    "speed-up: in real decoding, over plain decoding.",
 }
 """What a reader must know to read a section."""
 

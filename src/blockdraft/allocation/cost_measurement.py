@@ -67,7 +67,7 @@ def _measure_beside_others(target: Target, drafter: Drafter) -> list[Any]:
     if not _is_calm(busy):
         logger.info(
             "other programs kept %.1f of %d cores busy while steps were timed: "
-            "these timings may be off; a start on an idle machine measures them again",
+            "these timings may be off; restart on an idle machine to measure again",
             *(busy, num_cpus()),
         )
     return [busy, costs]
@@ -242,8 +242,8 @@ def _opened(
             target.memory.open(sequence.key, sequence.token_ids, with_context=True)
             if not target.memory.reserve(sequence.key, num_tokens):
                 raise ModelError(
-                    f"the K/V memory of {target.memory.num_tokens} tokens is too small to measure "
-                    "what a step costs; give more --memory"
+                    f"the KV cache of {target.memory.num_tokens} tokens is too small to time a "
+                    "step; give more --memory"
                 )
         yield
     finally:

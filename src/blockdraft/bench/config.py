@@ -74,8 +74,8 @@ class SpeedConfig(RequestOptions):
             raise ConfigError(f"{name} is for other engines; name them with --against")
         if self.against and self.temperature > 0:
             raise ConfigError(
-                f"temperature is {self.temperature:g}, but --against compares greedy decoding, for "
-                "other engines have other random numbers; leave out one of them"
+                f"temperature is {self.temperature:g}, but --against compares greedy decoding, "
+                "because other engines draw different random numbers; leave out one of them"
             )
 
 
@@ -95,8 +95,8 @@ class BreakEvenConfig(RequestOptions):
     def __post_init__(self) -> None:
         if not 0 <= self.force_acceptance <= 1:
             raise ConfigError(
-                f"force_acceptance is {self.force_acceptance:g}; give a share of the drafts, from "
-                "0 to 1"
+                f"force_acceptance is {self.force_acceptance:g}; give a share of the draft tokens, "
+                "from 0 to 1"
             )
         _check_later_tokens(self.max_tokens)
 
@@ -285,7 +285,8 @@ def check_growing(name: str, points: tuple[int, ...]) -> None:
     _check_points(name, points)
     if list(points) != sorted(points):
         raise ConfigError(
-            f"{name} {','.join(map(str, points))} is no curve; give growing numbers, such as 1,2,4"
+            f"{name} {','.join(map(str, points))} is not a curve; give increasing numbers, such as "
+            "1,2,4"
         )
 
 
@@ -301,8 +302,8 @@ def _check_points(name: str, points: tuple[int, ...]) -> None:
 def _check_later_tokens(max_tokens: int) -> None:
     if max_tokens < 2:
         raise ConfigError(
-            f"max_tokens is {max_tokens}; give 2 or more: the prompt's step gives the first token, "
-            "and only the time from there on is compared"
+            f"max_tokens is {max_tokens}; give 2 or more: prefill produces the first token, and "
+            "only the time after it is compared"
         )
 
 

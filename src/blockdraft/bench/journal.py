@@ -100,7 +100,7 @@ class Journal(Generic[T]):
         """What is said of a run that is broken off."""
         if self._path is None or not self._path.exists():
             return "interrupted"
-        return f"interrupted; {self._path} has what was measured, and the same command goes on"
+        return f"interrupted; {self._path} holds what was measured; the same command resumes it"
 
     def remove(self) -> None:
         """Delete the file: the result is written."""
@@ -113,12 +113,12 @@ def _check_settings(
 ) -> None:
     found = first.get("settings")
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is no journal of {command}; give another --output")
+        raise ConfigError(f"{path} is not a journal of {command}; give another --output")
     then, now = found.get("threads"), settings.get("threads")
     # Without --threads their number depends on what else runs, so this is nobody's mistake.
     if then != now and found == {**settings, "threads": then}:
         raise ConfigError(
-            f"{path} is of a run with --threads {then}, and now there are {now}; give --threads "
+            f"{path} is from a run with --threads {then}, and this one uses {now}; give --threads "
             f"{then}, delete it, or give another --output"
         )
     other = [
@@ -128,8 +128,8 @@ def _check_settings(
     ]
     if other:
         raise ConfigError(
-            f"{path} is of a run with other {', '.join(dict.fromkeys(other))}, which cannot be "
-            "gone on with; delete it, or give another --output"
+            f"{path} is from a run with different {', '.join(dict.fromkeys(other))} and cannot be "
+            "resumed; delete it, or give another --output"
         )
 
 

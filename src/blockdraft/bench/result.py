@@ -104,7 +104,7 @@ def damage_refused(result: Result) -> Iterator[None]:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ConfigError(
-            f"{result.path} is a result {result.kind!r} that was cut or changed by hand "
+            f"{result.path} is a {result.kind!r} result that was truncated or edited "
             f"({type(error).__name__}: {error}); measure again"
         ) from error
 
@@ -125,7 +125,7 @@ def read_result(path: Path) -> Result:
         ) from error
     kind = values.get("result") if isinstance(values, dict) else None
     if kind not in KINDS:
-        said = "says not which result it is" if kind is None else f"is a result {kind!r}"
+        said = "does not say which result it is" if kind is None else f"is a {kind!r} result"
         raise ConfigError(
             f"{path} {said}; give files that --output of a bench command wrote: {', '.join(KINDS)}"
         )
@@ -168,8 +168,8 @@ def need(result: Result, *keys: str) -> Any:
         if not isinstance(value, Mapping) or value.get(key) is None:
             where = ".".join(keys[:depth])
             raise ConfigError(
-                f"{result.path} is a result {result.kind!r} without {where}; it was cut or "
-                "changed by hand: measure again"
+                f"{result.path} is a {result.kind!r} result without {where}; it was "
+                "truncated or edited: measure again"
             )
         value = value[key]
     return value

@@ -31,7 +31,7 @@ class PromptSet:
     suffix: str = ""
 
 
-_NOT_SHARED = "of third parties: measure, do not share"
+_NOT_SHARED = "third parties': measure, do not share"
 
 SETS = {
     one.name: one
@@ -123,7 +123,7 @@ def _read(name: Path, folder: Path | None) -> list[BenchPrompt]:
 def _file_of(known: PromptSet, folder: Path | None) -> Path:
     if folder is None:
         raise ConfigError(
-            f"--prompts {known.name} is a set, and its file must be yours; name the folder that "
+            f"--prompts {known.name} is a set whose file you must bring; name the folder that "
             f"holds {known.file}.jsonl or {known.file}.jsonl.gz with --sets"
         )
     for ending in (".jsonl", ".jsonl.gz"):
@@ -131,5 +131,6 @@ def _file_of(known: PromptSet, folder: Path | None) -> Path:
             return path
     raise ConfigError(
         f"{folder} holds neither {known.file}.jsonl nor {known.file}.jsonl.gz, the set "
-        f"{known.name} ({known.source}); put it there, a row for each prompt with turns or prompt"
+        f"{known.name} ({known.source}); put it there, one row for each prompt, with turns or "
+        "prompt"
     )

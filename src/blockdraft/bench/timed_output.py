@@ -54,8 +54,8 @@ def timed_output(completion: Completion) -> TimedOutput:
     """
     if completion.finish_reason == "error":
         raise AnswerFailed(
-            f"an answer that was to be measured ended with an error: {completion.error}; nothing "
-            "is left out of a result, so there is none: mend that, or leave out its prompt"
+            f"an answer that was to be measured ended with an error: {completion.error}; a result "
+            "leaves nothing out, so none is written: fix the error, or leave out its prompt"
         )
     timings = completion.timings
     return TimedOutput(

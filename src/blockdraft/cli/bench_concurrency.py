@@ -39,7 +39,7 @@ _NEVER_SLOWER = NeverSlowerConfig()
 
 BadDrafter = Literal["no", "noise", "wrong"]
 Points = Annotated[
-    str, typer.Option(help="Requests at once: one measurement for each number.", metavar="N,N")
+    str, typer.Option(help="Concurrent requests: one measurement for each number.", metavar="N,N")
 ]
 
 
@@ -53,7 +53,7 @@ def concurrency(
         int | None,
         typer.Option(
             help="Requests in each measurement; prompts are repeated if there are fewer.",
-            show_default="four for each that runs at once, and no fewer than the largest number",
+            show_default="four for each concurrent request, and at least the largest number",
         ),
     ] = _CONCURRENCY.num_requests,
     repeats: Annotated[
@@ -62,7 +62,7 @@ def concurrency(
     num_draft_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Drafted tokens that the target checks in a step of fixed drafting.",
+            help="Draft tokens that the target verifies in a step of fixed drafting.",
             show_default=str(_CONCURRENCY.num_draft_tokens),
         ),
     ] = None,
@@ -74,11 +74,11 @@ def concurrency(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time requests, few or many at once: without drafts, with fixed and with adaptive drafting.
+    """Time few and many concurrent requests: plain, with fixed and with adaptive drafting.
 
     Closed loop: when a request ends, the next one starts. With --output the same command resumes an
     interrupted run, unless it has a --ledger. Exits with 1 if any output differs from plain
-    decoding although exactness was asked for.
+    decoding, unless --exact is off.
     """
     workload = read_prompts_or_bundled(prompts, sets_folder)
     config = ConcurrencyConfig(
@@ -115,7 +115,7 @@ def concurrency(
     path = None if config.ledger else journal_path(output)
     journal = RepeatJournal(path, settings, "bench concurrency")
     missing = len(config.concurrency) * config.repeats - len(journal.done)
-    progress = Progress("concurrency", missing, "repeats of all ways")
+    progress = Progress("concurrency", missing, "repeats of all configurations")
     with says_how_to_go_on(journal.how_to_go_on):
         runs = measure_concurrency(llm, workload, config, progress.advance, journal)
     publish(report.concurrency_json(llm, config, runs), output, as_json=as_json)
@@ -144,16 +144,14 @@ def never_slower(
     bad_drafter: Annotated[
         BadDrafter,
         typer.Option(
-            help="Make the drafter's model bad on purpose: noise guesses at random, wrong is "
-            "always wrong. Lookup and n-grams stay as good as they are: leave them out with "
+            help="Make the drafter's model bad on purpose: noise proposes random tokens, wrong "
+            "proposes only wrong ones. Lookup and n-grams are unchanged: leave them out with "
             "--no-lookup --no-ngrams."
         ),
     ] = "no",
     seconds: Annotated[
         float,
-        typer.Option(
-            help="Each of the two is timed for at least this long, for each number of requests."
-        ),
+        typer.Option(help="Time each side for at least this long, for each number of requests."),
     ] = _NEVER_SLOWER.seconds,
     pairs: Annotated[
         int, typer.Option(help="Pairs of runs for each number of requests.")
@@ -165,8 +163,8 @@ def never_slower(
     """Time adaptive drafting against an engine without a drafter, in alternating pairs.
 
     Greedy. The target is loaded twice. With --output the same command resumes an interrupted run.
-    Exits with 1 if any output differs although exactness was asked for; being slower is a result,
-    not a failure.
+    Exits with 1 if any output differs, unless --exact is off; being slower is a result, not a
+    failure.
     """
     workload = read_prompts_or_bundled(prompts, sets_folder)
     config = NeverSlowerConfig(

@@ -34,7 +34,7 @@ def context(
     ctx: typer.Context,
     lengths: Annotated[
         str,
-        typer.Option(help="Tokens of the prompt: one measurement for each number.", metavar="N,N"),
+        typer.Option(help="Prompt tokens: one measurement for each number.", metavar="N,N"),
     ] = show_points(_CONTEXT.lengths),
     text: Annotated[
         list[Path] | None,
@@ -45,14 +45,12 @@ def context(
     ] = None,
     passages: Annotated[
         int,
-        typer.Option(
-            help="Prompts of each length, cut from places that are evenly spread over the text."
-        ),
+        typer.Option(help="Prompts of each length, cut from places evenly spread over the text."),
     ] = _CONTEXT.passages,
     num_draft_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Check this many drafted tokens in every step.",
+            help="Verify this many draft tokens in every step.",
             show_default="as many as save time",
         ),
     ] = _CONTEXT.num_draft_tokens,
@@ -60,13 +58,13 @@ def context(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time decoding after long prompts of real text, without drafts and with them.
+    """Time decoding after long prompts of real text, plain and drafted.
 
-    Greedy. Prompts are cut from the text and continued as they are, without a chat template; an
-    end token does not end the output. A prompt that would not fit the context with its output is
-    cut shorter. By default the text is the help that comes with every Python. With --output the
-    same command resumes an interrupted run. Exits with 1 if any output differs from plain decoding
-    although exactness was asked for.
+    Greedy. Prompts are cut from the text and continued as they are, without a chat template; an end
+    token does not end the output. A prompt that would not fit the context with its output is cut
+    shorter. By default the text is the help that comes with every Python. With --output the same
+    command resumes an interrupted run. Exits with 1 if any output differs from plain decoding,
+    unless --exact is off.
     """
     config = ContextConfig(
         lengths=parse_points("lengths", lengths),

@@ -42,7 +42,9 @@ def pareto(
     ctx: typer.Context,
     concurrency: Annotated[
         str,
-        typer.Option(help="Requests at once, growing: a point of each curve.", metavar="N,N"),
+        typer.Option(
+            help="Concurrent requests, increasing: one point of each curve.", metavar="N,N"
+        ),
     ] = show_points(_PARETO.concurrency),
     also_drafter: Annotated[
         list[str] | None,
@@ -68,12 +70,12 @@ def pareto(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure total throughput against the speed of each user, for each way to draft.
+    """Measure total throughput against the speed of each user, for several drafting configurations.
 
     Plain decoding, all of --drafter together, and what --also-drafter and --parts name. The curves
     are compared where users are equally fast, and where the throughput is equal. With --output the
-    same command resumes an interrupted run. Exits with 1 if any output differs from plain decoding
-    although exactness was asked for.
+    same command resumes an interrupted run. Exits with 1 if any output differs from plain decoding,
+    unless --exact is off.
     """
     workload = read_prompts_or_bundled(prompts, sets_folder)
     config = ParetoConfig(
@@ -105,7 +107,7 @@ def pareto(
     settings = settings_of(configs, llms, asdict(config), chosen)
     journal = RepeatJournal(journal_path(output), settings, "bench pareto")
     missing = len(config.concurrency) * config.repeats - len(journal.done)
-    progress = Progress("pareto", missing, "repeats of all ways")
+    progress = Progress("pareto", missing, "repeats of all configurations")
     with says_how_to_go_on(journal.how_to_go_on):
         measured = bench.run(workload, config, journal, progress.advance)
     lens = map(len, encode_prompts(bench.llm, chosen, config.params))
@@ -135,12 +137,12 @@ def _show(bench: "ParetoBench", config: ParetoConfig, repeats: Sequence["Repeat"
     equally_fast, equally_much = readings(repeats)
     console.print(
         report.reading_table(
-            "in total, over plain, where users are equally fast", "per user", equally_fast
+            "total throughput over plain, at equal speed per user", "per user", equally_fast
         )
     )
     console.print(
         report.reading_table(
-            "per user, over plain, where as much is given in total", "in total", equally_much
+            "speed per user over plain, at equal total throughput", "in total", equally_much
         )
     )
     print(report.PARETO_LEGEND)

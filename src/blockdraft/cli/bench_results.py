@@ -15,15 +15,15 @@ from blockdraft.core.errors import NO, ConfigError
 def plan(
     curve: Annotated[Path, typer.Argument(help="Result of `bench pareto`.", metavar="CURVE")],
     requests_per_second: Annotated[
-        float | None, typer.Option(help="Requests that come in a second, on average.")
+        float | None, typer.Option(help="Requests per second, on average.")
     ] = None,
     output_tokens: Annotated[
         float | None,
-        typer.Option(help="Tokens of an output, on average.", show_default="those of the curve"),
+        typer.Option(help="Mean output tokens per request.", show_default="those of the curve"),
     ] = None,
     prompt_tokens: Annotated[
         float | None,
-        typer.Option(help="Tokens of a prompt, on average.", show_default="those of the curve"),
+        typer.Option(help="Mean prompt tokens per request.", show_default="those of the curve"),
     ] = None,
     arrivals: Annotated[
         Path | None,
@@ -39,22 +39,22 @@ def plan(
     max_ttft: Annotated[
         float | None,
         typer.Option(
-            help="Goal: at most this many milliseconds to the first token, waiting included."
+            help="Goal: at most this many milliseconds to the first token, queueing included."
         ),
     ] = None,
     percentile: Annotated[
         float, typer.Option(help="Percentage of the requests that must meet both goals.")
     ] = 95.0,
     price: Annotated[
-        float | None, typer.Option(help="Price of one machine for an hour, in any currency.")
+        float | None, typer.Option(help="Price of one machine per hour, in any currency.")
     ] = None,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say how many replicas a load needs, plainly and drafted, and where drafting should be off.
+    """Say how many replicas a load needs, plain and drafted, and when to turn drafting off.
 
     From a measured curve: a queueing formula gives the number, and a simulation of arrivals checks
-    it. Exits with 1 if no way to decode meets the goal with any number of replicas.
+    it. Exits with 1 if no configuration meets the goal with any number of replicas.
     """
     from rich.console import Console
 
@@ -64,7 +64,7 @@ def plan(
     from blockdraft.bench.plan.traffic import read_traffic, steady_traffic
 
     if price is not None and not price >= 0:
-        raise ConfigError(f"price is {price:g}; give what a machine costs for an hour")
+        raise ConfigError(f"price is {price:g}; give what a machine costs per hour")
     goal = Goal(
         token_seconds=None if max_tpot is None else max_tpot / 1000,
         first_token_seconds=None if max_ttft is None else max_ttft / 1000,
@@ -77,7 +77,7 @@ def plan(
     if arrivals is not None:
         if requests_per_second is not None or output_tokens is not None:
             raise ConfigError(
-                "--arrivals says when requests come and how long their outputs are; leave out "
+                "--arrivals says when requests arrive and how long their outputs are; leave out "
                 "--requests-per-second and --output-tokens"
             )
         traffic = read_traffic(arrivals, prompt_tokens)
@@ -94,7 +94,7 @@ def plan(
             f"{traffic.requests_per_second:.3g} requests per second, outputs of "
             f"{traffic.output_len:.3g} tokens; {report.goal_words(goal)}"
         )
-        print(f"measured on {result.machine}; at most {services['plain'].most} at once")
+        print(f"measured on {result.machine}; at most {services['plain'].most} concurrent requests")
         Console(markup=False).print(report.plan_table(title, rows))
         print(*report.off_lines(result, rows), report.PLAN_LEGEND, sep="\n")
     if all(row.replicas is None for row in rows):
@@ -104,11 +104,11 @@ def plan(
 def report(
     results: Annotated[
         Path,
-        typer.Argument(help="Folder of results of bench commands (JSON), or one of them."),
+        typer.Argument(help="Folder of results of bench commands (JSON), or one such file."),
     ],
     against: Annotated[
         Path | None,
-        typer.Option(help="Earlier results, or one, to compare these with."),
+        typer.Option(help="Folder of earlier results, or one file, to compare with."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write one page with all tables and plots to this file.")
@@ -135,7 +135,7 @@ def report(
     from blockdraft.bench.report import documents
 
     if check and not into:
-        raise ConfigError("--check compares the files of --into; name them")
+        raise ConfigError("--check compares the files given by --into; name them")
     check_writable(html)
     found = read_results(results)
     earlier = [] if against is None else read_results(against)

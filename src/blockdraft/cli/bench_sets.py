@@ -21,6 +21,6 @@ def sets(as_json: options.Json = False) -> None:
     )
     for one in SETS.values():
         number = "" if one.num_prompts is None else f"{one.num_prompts} prompts, "
-        suffix = " (the boxed-answer line is added)" if one.suffix else ""
+        suffix = " (with the boxed-answer line added)" if one.suffix else ""
         print(f"{one.name}: {one.use}, {number}{one.license}, from {one.source}{suffix}")
         print(f"    {one.file}.jsonl or {one.file}.jsonl.gz")

@@ -78,8 +78,8 @@ def speed(
         str | None,
         typer.Option(
             metavar="N,N",
-            help="Instead of --max-tokens: answers of exactly so many tokens, for each number, and "
-            "from which of them on drafting saves time.",
+            help="Instead of --max-tokens: answers of exactly this many tokens, for each number, "
+            "and the length from which drafting saves time.",
         ),
     ] = None,
     temperature: options.Temperature = _SPEED.temperature,
@@ -89,15 +89,16 @@ def speed(
     thinking: Annotated[
         Thinking,
         typer.Option(
-            help="Tell the chat template to let the model think, or not; template: its own default."
+            help="Whether the model thinks (reasons) before it answers; template: the default of "
+            "its chat template."
         ),
     ] = "template",
     whole_blocks: Annotated[
         bool,
         typer.Option(
             "--whole-blocks",
-            help="Draft as much as the drafter can in every step, not as much as saves time: then "
-            "the same command gives the same tau, whatever the machine does meanwhile.",
+            help="In every step draft as much as the drafter can, not as much as saves time: the "
+            "same command then gives the same tau, whatever else the machine does.",
         ),
     ] = False,
     with_transformers: WithTransformers = _SPEED.with_transformers,
@@ -105,7 +106,7 @@ def speed(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Time other engines too, set up by pip in environments of their own: "
+            help="Also time other engines, which pip installs in environments of their own: "
             f"{', '.join(ENGINES)}, or the URL of any OpenAI-compatible server. Then transformers "
             "is timed only if it is named here.",
         ),
@@ -113,11 +114,11 @@ def speed(
     against_model: Annotated[
         str | None,
         typer.Option(
-            help="With --against: name of the target on a server that serves several models."
+            help="With --against: the target's name on a server that serves several models."
         ),
     ] = _SPEED.against_model,
     against_timeout: Annotated[
-        float, typer.Option(help="With --against: seconds that one answer may take.")
+        float, typer.Option(help="With --against: seconds allowed for one answer.")
     ] = _SPEED.against_timeout,
     assistant: Annotated[
         str | None,
@@ -127,8 +128,8 @@ def speed(
         bool,
         typer.Option(
             "--score",
-            help="Also count right answers, of prompts that have tests or a number as reference. "
-            "Tests run the model's programs without network.",
+            help="Also count correct answers, for prompts that have tests or a number as "
+            "reference. Tests run the model's programs without network.",
         ),
     ] = _SPEED.score,
     ledger: Ledger = _SPEED.ledger,
@@ -137,8 +138,9 @@ def speed(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Time only: keep this share of the drafts in every step, right or wrong, and "
-            "print the time of a drafted step over that of a plain one. Outputs are thrown away.",
+            help="Timing only: accept this share of the draft tokens in every step, right or "
+            "wrong, and print the time of a drafted step divided by that of a plain one. Outputs "
+            "are discarded.",
         ),
     ] = None,
     output: Output = None,
@@ -148,7 +150,7 @@ def speed(
 
     Every turn of a conversation is asked, after the answers of plain decoding. With --output the
     same command resumes an interrupted run, unless it has a --ledger or --force-acceptance. Exits
-    with 1 if any output differs from plain decoding although exactness was asked for.
+    with 1 if any output differs from plain decoding, unless --exact is off.
     """
     workload = read_prompts(prompts, sets_folder, limit, seed, thinking)
     llm_config = options.llm_config(ctx.params)
@@ -156,10 +158,10 @@ def speed(
     check_before_loading(llm_config, output, inputs)
     if force_acceptance is not None:
         refused = {
-            "--ledger is of real verdicts": ledger or waterfall is not None,
+            "--ledger needs real verdicts": ledger or waterfall is not None,
             "--against compares outputs": against is not None,
-            "--score is of real outputs": score,
-            "--lengths is of real drafts": lengths is not None,
+            "--score needs real outputs": score,
+            "--lengths needs real verdicts": lengths is not None,
         }
         for reason, is_given in refused.items():
             if is_given:

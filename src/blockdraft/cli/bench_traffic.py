@@ -33,38 +33,38 @@ def traffic(
     prompts: Prompts = None,
     sets_folder: SetsFolder = None,
     requests_per_second: Annotated[
-        float, typer.Option(help="Requests that come in a second, on average.")
+        float, typer.Option(help="Requests per second, on average.")
     ] = _TRAFFIC.requests_per_second,
-    requests: Annotated[int, typer.Option(help="Requests in all.")] = _TRAFFIC.num_requests,
+    requests: Annotated[int, typer.Option(help="Number of requests.")] = _TRAFFIC.num_requests,
     concurrency: Annotated[
-        int, typer.Option(help="Requests that run at once, at most; others wait.")
+        int, typer.Option(help="Maximum number of concurrent requests; others wait.")
     ] = _TRAFFIC.concurrency,
     min_tokens: Annotated[
-        int, typer.Option(help="Smallest number of tokens that a request asks for.")
+        int, typer.Option(help="Smallest max_tokens of a request.")
     ] = _TRAFFIC.min_tokens,
     max_tokens: Annotated[
-        int, typer.Option(help="Largest number of tokens that a request asks for.")
+        int, typer.Option(help="Largest max_tokens of a request.")
     ] = _TRAFFIC.max_tokens,
     temperatures: Annotated[
-        str, typer.Option(help="Temperatures of requests, drawn for each.", metavar="T,T")
+        str, typer.Option(help="Temperatures, one drawn at random for each request.", metavar="T,T")
     ] = ",".join(f"{one:g}" for one in _TRAFFIC.temperatures),
     abort_share: Annotated[
         float,
-        typer.Option(help="Share of requests that their client gives up before they are whole."),
+        typer.Option(help="Share of requests whose client disconnects before the answer ends."),
     ] = _TRAFFIC.abort_share,
     repeats: Annotated[
-        int, typer.Option(help="How often the same traffic is played on each side.")
+        int, typer.Option(help="Times that each side plays the same traffic.")
     ] = _TRAFFIC.repeats,
-    seed: Annotated[int, typer.Option(help="Seed of all that is drawn.")] = _TRAFFIC.seed,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = _TRAFFIC.seed,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Play requests that come at random, some given up, plainly and with adaptive drafting.
+    """Play random arrivals of requests, some of them aborted, plain and with adaptive drafting.
 
-    Open loop: a request comes at its time whether the engine keeps up or not. Lengths lie between
-    --min-tokens and --max-tokens, evenly by order of magnitude. With --output the same command
-    resumes an interrupted run. Exits with 1 if any output differs from plain decoding although
-    exactness was asked for.
+    Open loop: a request arrives at its time whether the engine keeps up or not. Its maximum length
+    lies between --min-tokens and --max-tokens, uniformly on a log scale. With --output the same
+    command resumes an interrupted run. Exits with 1 if any output differs from plain decoding,
+    unless --exact is off.
     """
     try:
         parsed = tuple(map(float, temperatures.split(",")))
@@ -117,7 +117,7 @@ def traffic(
         title = (
             f"{config.num_requests} requests, {config.requests_per_second:g} per second, of "
             f"{config.min_tokens} to {config.max_tokens} tokens, temperature {temperatures}, "
-            f"{rows[0].num_aborted // len(measured)} given up"
+            f"{rows[0].num_aborted // len(measured)} aborted"
         )
         Console(markup=False).print(report.traffic_table(title, rows))
         print(report.TRAFFIC_LEGEND)

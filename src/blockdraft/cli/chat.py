@@ -35,7 +35,7 @@ def chat(
     ctx: typer.Context,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a turn, each on its line.")
+        bool, typer.Option("--json", help="Print one JSON object per turn, each on its own line.")
     ] = False,
 ) -> None:
     """Talk with the model. /reset forgets the conversation, /quit ends it."""

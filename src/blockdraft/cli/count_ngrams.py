@@ -21,8 +21,8 @@ def count_ngrams(
 ) -> None:
     """Count which tokens follow which in a target's answers, to draft from these n-grams.
 
-    The table is written beside the drafter's weights, in place of one that is there. `train` counts
-    the answers that it trains on at its end.
+    The table is written next to the drafter's weights and replaces an existing one. `train` ends by
+    counting the answers that it trained on.
     """
     from blockdraft.core.files import check_output_folder, full_disk_refused
     from blockdraft.data.dataset import read_examples

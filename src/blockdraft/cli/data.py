@@ -31,7 +31,7 @@ Datasets = Annotated[
         "--dataset",
         help="Prompts of a data set, a Hugging Face id or a folder: NAME, NAME:SPLIT or "
         "NAME:CONFIG:SPLIT, such as openai/gsm8k:main:train; NAME@REVISION is a branch, tag or "
-        "commit. The whole of it is downloaded. Repeatable.",
+        "commit. The whole data set is downloaded. Repeatable.",
     ),
 ]
 SelfWritten = Annotated[
@@ -43,8 +43,8 @@ SelfWritten = Annotated[
 Exclude = Annotated[
     list[Path] | None,
     typer.Option(
-        help="JSONL file of prompts, such as a benchmark. Prompts that overlap one of these, or of "
-        "the bundled benchmark, are left out. Repeatable."
+        help="JSONL file of prompts, such as a benchmark. Prompts that overlap one of these, or "
+        "one of the bundled benchmark, are left out. Repeatable."
     ),
 ]
 Join = Annotated[
@@ -122,23 +122,23 @@ def data(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Let a server that serves the target write the answers, such as vLLM or "
-            "blockdraft serve at http://localhost:8000/v1. It must return token ids. The API key "
-            "is read from $BLOCKDRAFT_ENDPOINT_KEY.",
+            help="Generate the answers on a server of the target, such as vLLM or blockdraft serve "
+            "at http://localhost:8000/v1. It must return token ids. The API key is read from "
+            "$BLOCKDRAFT_ENDPOINT_KEY.",
         ),
     ] = None,
     endpoint_model: Annotated[
         str | None,
         typer.Option(help="With --endpoint: the target's name there.", show_default="the only one"),
     ] = None,
-    slots: Annotated[int, typer.Option(help="Answers to write at the same time.")] = 96,
+    slots: Annotated[int, typer.Option(help="Answers to generate concurrently.")] = 96,
     seed: Annotated[int, typer.Option(help="Seed of the order of prompts and of sampling.")] = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Let the target answer prompts, as training data for a drafter.
+    """Generate the target's answers to prompts, as training data for a drafter.
 
-    Give prompts by --prompts, --dataset or --self-written. To resume an interrupted run, give the
+    Give prompts with --prompts, --dataset or --self-written. To resume an interrupted run, give the
     same command again.
     """
     values = dict(locals())

@@ -38,7 +38,8 @@ def doctor(
     thinking: Annotated[
         Thinking,
         typer.Option(
-            help="Whether you ask with thinking on or off; template: the chat template's default."
+            help="Whether your requests have thinking on or off; template: the chat template's "
+            "default."
         ),
     ] = "template",
     as_json: options.Json = False,

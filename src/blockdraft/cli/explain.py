@@ -66,7 +66,7 @@ def explain(
     ] = False,
     stream: Annotated[
         bool,
-        typer.Option("--stream", help="Also time how the text streams, with drafts and without."),
+        typer.Option("--stream", help="Also time how the text streams, drafted and plain."),
     ] = False,
     stall_ms: Annotated[
         float | None,
@@ -80,7 +80,7 @@ def explain(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show what was drafted in every step, what the target kept, and why it rejected the rest."""
+    """Show what each step drafted, what the target accepted, and why it rejected the rest."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     if not adaptive:  # whole blocks are the drafter's own
@@ -124,7 +124,8 @@ def _check(config: LLMConfig, *, stream: bool, stall_ms: float | None) -> None:
     """Refuse at once what would fail only after the models have been loaded."""
     if not config.drafts:
         raise ConfigError(
-            "there are no drafts to explain; name a drafter, and leave --num-draft-tokens above 0"
+            "nothing is drafted, so there is nothing to explain; name a drafter, and leave "
+            "--num-draft-tokens above 0"
         )
     if stall_ms is not None and not stall_ms > 0:
         raise ConfigError(f"--stall-ms is {stall_ms:g}; give milliseconds above 0")
@@ -203,8 +204,8 @@ def _described(llm: "LLM", params: SamplingParams) -> dict[str, Any]:
 def _mode_line(config: LLMConfig) -> str:
     if config.adaptive:
         return (
-            "mode: as much as saves time, as generate drafts; without --adaptive whole blocks of "
-            "the drafter's model alone"
+            "mode: adaptive, as in generate; without --adaptive, whole blocks of the drafter's "
+            "model alone"
         )
     sources = ["the drafter's model"] if config.names_drafter else []
     sources += ["lookup"] if config.lookup else []

@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from blockdraft.diagnose.fit import DrafterFacts, Fit, TargetFacts
 
 _PATHS = {
-    "paged": "all sequences in one forward",
+    "paged": "all sequences in one forward pass",
     "one after another": "one sequence after another",
-    "recurrent": "all sequences in one forward, recurrent layers token by token",
+    "recurrent": "all sequences in one forward pass, recurrent layers token by token",
     "recurrent, one after another": ("one sequence after another, recurrent layers token by token"),
 }
 
@@ -34,13 +34,13 @@ def _target_lines(facts: "TargetFacts") -> Iterator[str]:
     because = f" ({facts.path_reason})" if facts.path_reason else ""
     yield f"  runs: {_PATHS[facts.path]}{because}; {'trees' if facts.trees else 'chains only'}"
     yield (
-        f"  memory: weights {_size(facts.weight_bytes)}, keys and values "
-        f"{_size(facts.kv_bytes_per_token)} a token"
+        f"  memory: weights {_size(facts.weight_bytes)}, KV cache "
+        f"{_size(facts.kv_bytes_per_token)} per token"
     )
     if not facts.trees:
         yield (
-            f"  memory: states {_size(facts.state_bytes)} a sequence, and at most as much again "
-            "for each candidate of its step"
+            f"  memory: states {_size(facts.state_bytes)} per sequence, and at most as much again "
+            "for each candidate of a step"
         )
 
 
@@ -48,12 +48,12 @@ def _drafter_lines(facts: "DrafterFacts") -> Iterator[str]:
     layers = ", ".join(map(str, facts.target_layer_ids))
     reads = f"reads layers {layers}" if layers else "reads no features"
     yield (
-        f"  drafter: {facts.kind}, {facts.layout} layout, {_steps(facts)}, {reads}, guesses from "
+        f"  drafter: {facts.kind}, {facts.layout} layout, {_steps(facts)}, {reads}, proposes from "
         f"{facts.guessed_tokens} tokens"
     )
     yield (
-        f"  memory: weights {_size(facts.weight_bytes)}, keys and values "
-        f"{_size(facts.kv_bytes_per_token)} a token"
+        f"  memory: weights {_size(facts.weight_bytes)}, KV cache "
+        f"{_size(facts.kv_bytes_per_token)} per token"
     )
 
 
@@ -66,7 +66,7 @@ def _proposed(facts: "DrafterFacts") -> str:
 def _steps(facts: "DrafterFacts") -> str:
     if facts.block_size is not None:
         return f"blocks of {facts.block_size}, mask token {facts.mask_token_id}"
-    return "a forward for each depth"
+    return "a forward pass for each depth"
 
 
 def _size(num_bytes: int | None) -> str:

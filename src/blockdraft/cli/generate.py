@@ -52,7 +52,7 @@ def generate(
         bool,
         typer.Option(
             "--compare",
-            help="Afterwards decode the first answer again, plainly and with drafts, and compare.",
+            help="Afterwards decode the first answer again, plain and drafted, and compare.",
         ),
     ] = False,
     smooth: Annotated[
@@ -164,8 +164,8 @@ def _account(
     if not values["as_json"]:
         # Drafting has learned from the answer what pays, and no prompt is reused.
         print(
-            f"warmed up with {WARM_UP_TOKENS} tokens, then decoded again: time and tau may "
-            "differ from those of the answer above",
+            f"warmed up with {WARM_UP_TOKENS} tokens, then decoded again: time and tau may differ "
+            "from the answer above",
             file=sys.stderr,
         )
         print_ledgers(run.accounts, sys.stderr)
@@ -233,7 +233,7 @@ def _compare(
     result = compare(llm, prompt_ids, replace(params, n=1))
     plain, drafted = result.plain, result.drafted
     if not is_silent:
-        print(f"warmed up with {WARM_UP_TOKENS} tokens each way, then timed:", file=sys.stderr)
+        print(f"warmed up with {WARM_UP_TOKENS} tokens each, then timed:", file=sys.stderr)
         print(f"plain    {summary_line(plain)}", file=sys.stderr)
         print(f"drafted  {summary_line(drafted)}", file=sys.stderr)
         same = "identical" if result.identical else "DIFFERENT"

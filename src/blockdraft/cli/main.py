@@ -30,10 +30,9 @@ from blockdraft.cli.verify import verify
 from blockdraft.core.errors import FAILED, INTERRUPTED, MISTAKE, BlockdraftError, exit_status
 
 EXIT_STATUSES = (
-    "Exit status: 0 done, or yes; 1 no (outputs differ, a check failed); "
-    "2 a mistake in the command, the configuration, or a file or model it names; "
-    "3 the network failed; 4 the disk failed; 5 blockdraft failed; "
-    "6 cannot tell; 130 interrupted, 143 by SIGTERM."
+    "Exit status: 0 success, or yes; 1 no (outputs differ, a check failed); 2 a mistake in the "
+    "command, the configuration, or a file or model it names; 3 the network failed; 4 the disk "
+    "failed, or is full; 5 blockdraft failed; 6 cannot tell; 130 interrupted, 143 SIGTERM."
 )
 
 
@@ -68,7 +67,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _refuse(message: str, cause: BaseException, status: int) -> NoReturn:
-    LOG.debug("the error arose here", exc_info=cause)
+    LOG.debug("the error was raised here", exc_info=cause)
     tell_why_it_ends(" ".join(message.split()))
     raise typer.Exit(status) from cause
 
@@ -147,11 +146,11 @@ def main() -> None:
         app(prog_name="blockdraft")
     except Exception as error:
         # -v shows it; a library may have set up the log of another process.
-        LOG.debug("the fault arose here", exc_info=error)
+        LOG.debug("the error was raised here", exc_info=error)
         what = " ".join(f"{type(error).__name__}: {error}".split())
         tell_why_it_ends(
-            f"{what}; this is a fault of ours: run it again with -v, and report what that and "
-            "`blockdraft env` print"
+            f"{what}; this is a bug in blockdraft: run the command again with -v, and report what "
+            "it and `blockdraft env` print"
         )
         sys.exit(FAILED)
     except KeyboardInterrupt:  # between two commands' lines, where nothing else catches it

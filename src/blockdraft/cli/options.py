@@ -43,7 +43,7 @@ Target = Annotated[
 Drafter = Annotated[
     str,
     typer.Option(
-        help="Drafter: auto (the one that is known for the target), none, or a name, folder or id "
+        help="Drafter: auto (the one known for the target), none, or a name, folder or id "
         "as for --target."
     ),
 ]
@@ -59,7 +59,7 @@ DraftDtypeOption = Annotated[
     typer.Option(
         "--draft-dtype",
         metavar="TYPE",
-        help="Precision of the drafter's weights: int8, target (that of the target), or auto "
+        help="Precision of the drafter's weights: int8, target (the target's precision), or auto "
         "(whichever drafts faster).",
     ),
 ]
@@ -68,7 +68,7 @@ QuantizeOption = Annotated[
     typer.Option(
         "--quantize",
         help="Round the weights of the target's linear layers to int8 or int4: less memory, faster "
-        "steps, other output. Drafted output equals plain output of the rounded target.",
+        "steps, different output. Drafted output equals plain output of the rounded target.",
         show_default="as they are",
     ),
 ]
@@ -84,7 +84,7 @@ DeviceMapOption = Annotated[
     typer.Option(
         "--device-map",
         metavar="WAY",
-        help="Spread the target's layers over all devices, in one of the ways of transformers: "
+        help="Spread the target's layers over all devices, by one of transformers' strategies: "
         f"{', '.join(get_args(DeviceMap))}. The drafter is on the first device.",
         show_default="all on --device",
     ),
@@ -93,38 +93,39 @@ KVCacheDtypeOption = Annotated[
     KVCacheDtype,
     typer.Option(
         "--kv-cache-dtype",
-        help="Precision of the target's keys and values: auto (the target's), or int8: about half "
-        "the memory of bfloat16, other output, and slower where no kernel reads it.",
+        help="Precision of the target's KV cache: auto (the target's precision), or int8: about "
+        "half the memory of bfloat16, different output, and slower if no kernel reads it.",
     ),
 ]
 Exact = Annotated[
     Switch,
     typer.Option(
-        help="on: drafted output equals plain output, bit for bit; models for which this cannot "
-        "be ensured are refused. off: they run, and drafting may change the output."
+        help="on: drafted output equals plain output, bit for bit; models that cannot ensure this "
+        "are refused. off: they run, and drafting may change the output."
     ),
 ]
 NumDraftTokens = Annotated[
     int | None,
     typer.Option(
-        help="The target checks at most this many drafted tokens of a sequence in a step, up to "
-        f"{MOST_DRAFT_TOKENS}; 0 decodes plainly.",
+        help="Maximum number of draft tokens that the target verifies in a step, for each "
+        f"sequence, up to {MOST_DRAFT_TOKENS}; 0: plain decoding.",
         show_default="as many as save time, up to 15 or a whole block",
     ),
 ]
 DraftDepth = Annotated[
     int | None,
     typer.Option(
-        help="At most this many drafted tokens in a row. If --num-draft-tokens is larger, the rest "
-        "are alternatives: a tree.",
-        show_default="as many as the drafter can",
+        help="Maximum length of a drafted path. If --num-draft-tokens is larger, the rest are "
+        "alternatives: a tree.",
+        show_default="as long as the drafter can",
     ),
 ]
 Lookup = Annotated[
     bool | None,
     typer.Option(
         "--lookup/--no-lookup",
-        help="Also draft what followed the same words earlier in prompt and output.",
+        help="Also draft by prompt lookup: what followed the same words earlier in prompt and "
+        "output.",
         show_default="with a drafter",
     ),
 ]
@@ -140,7 +141,7 @@ SharedLookup = Annotated[
     int,
     typer.Option(
         metavar="TOKENS",
-        help="With lookup, also search this many tokens of the last outputs of all requests.",
+        help="With lookup, also search the last outputs of all requests, up to this many tokens.",
     ),
 ]
 NumThreads = Annotated[
@@ -148,31 +149,31 @@ NumThreads = Annotated[
     typer.Option(
         "--threads",
         help="Number of CPU threads.",
-        show_default="one for each core that no other program keeps busy at the start",
+        show_default="one for each core that is idle at startup",
     ),
 ]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
-        help="Run the code that comes with a model which transformers does not know.",
+        help="Run the code that comes with a model that transformers does not know.",
     ),
 ]
 Recheck = Annotated[
     bool,
     typer.Option(
         "--recheck",
-        help="Test exactness and time the steps again, instead of using what an earlier start of "
-        "these models stored.",
+        help="Test exactness and time the steps again, instead of using the stored results of an "
+        "earlier start.",
     ),
 ]
 MaxConcurrency = Annotated[
-    int, typer.Option(help="Maximum number of sequences that are decoded at once.")
+    int, typer.Option(help="Maximum number of sequences decoded concurrently.")
 ]
 Memory = Annotated[
     float | None,
     typer.Option(
-        help="GiB of memory for the key-value cache.",
+        help="GiB of memory for the KV cache.",
         show_default="enough for all sequences at full length, at most a quarter of the memory",
     ),
 ]
@@ -181,7 +182,7 @@ MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens to genera
 MinTokens = Annotated[int, typer.Option(help="Minimum number of tokens to generate.")]
 Temperature = Annotated[
     float,
-    typer.Option(help="0 takes the most likely token (greedy); higher values sample more freely."),
+    typer.Option(help="0: the most likely token (greedy); higher values sample more randomly."),
 ]
 TopP = Annotated[
     float,
@@ -199,11 +200,11 @@ RepetitionPenalty = Annotated[
     float, typer.Option(help="Above 1: tokens of prompt and answer become less likely.")
 ]
 PresencePenalty = Annotated[
-    float, typer.Option(help="Subtracted from the logit of every token that was generated.")
+    float, typer.Option(help="Subtracted from the logit of every token already generated.")
 ]
 FrequencyPenalty = Annotated[
     float,
-    typer.Option(help="Subtracted from a token's logit once for each time that it was generated."),
+    typer.Option(help="Subtracted from a token's logit once for each time it was generated."),
 ]
 LogitBias = Annotated[
     list[str] | None,
@@ -212,7 +213,7 @@ LogitBias = Annotated[
 ThinkingTokenBudget = Annotated[
     int | None,
     typer.Option(
-        help="Maximum number of thinking tokens, for models that think between marks such as "
+        help="Maximum number of thinking tokens, for models that think between tags such as "
         "<think> and </think>."
     ),
 ]
@@ -221,7 +222,7 @@ StopTokenIds = Annotated[
     list[int] | None, typer.Option("--stop-token-id", help="End with this token. Repeatable.")
 ]
 IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Continue when the model would end its answer.")
+    bool, typer.Option("--ignore-eos", help="Continue past the model's end-of-sequence token.")
 ]
 Logprobs = Annotated[
     int | None,
@@ -248,7 +249,7 @@ Prediction = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT|@FILE",
-        help="The expected answer, or a text like it, to draft from. It changes the speed only.",
+        help="The expected answer, or a similar text, to draft from. It changes only the speed.",
     ),
 ]
 N = Annotated[int, typer.Option("--n", help="Number of answers to sample.")]

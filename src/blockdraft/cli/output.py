@@ -53,7 +53,7 @@ def check_writable(path: Path | None) -> None:
         return
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise ConfigError(f"cannot write {path}: its folder does not exist; make it first")
+        raise ConfigError(f"cannot write {path}: its folder does not exist; create it first")
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a folder; give the name of a file")
     if is_special(path):
@@ -67,7 +67,8 @@ def check_writable(path: Path | None) -> None:
     except OSError as error:
         kind = DiskError if error.errno in FULL else ConfigError
         raise kind(
-            f"cannot write {path}: its folder takes no new file ({error.strerror}); name another"
+            f"cannot write {path}: no file can be created in its folder ({error.strerror}); name "
+            "another"
         ) from None
 
 
@@ -97,7 +98,7 @@ def write_report(path: Path, text: str) -> None:
         raise  # the file is a pipe, and whoever read it has left
     except OSError as error:
         raise DiskError(
-            f"cannot write {path}: {error.strerror}; make room there, or name another file"
+            f"cannot write {path}: {error.strerror}; free space there, or name another file"
         ) from error
 
 

@@ -53,7 +53,7 @@ def prove(
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
-            help="JSONL file of prompts of your own, beside the bundled ones. Repeatable."
+            help="JSONL file of your own prompts, in addition to the bundled ones. Repeatable."
         ),
     ] = None,
     max_tokens: Annotated[
@@ -78,9 +78,9 @@ def prove(
 ) -> None:
     """Test that drafting changes no output of these two models on this machine.
 
-    Decodes prompts with drafts and without, in several ways, and compares them bit for bit. Then
-    plants faults in the engine, which these tests must find. Exits with 0 if no output differs,
-    and with 1 if one does, a planted fault is missed, or a test has tested nothing.
+    Decodes prompts with and without drafting, in several modes, and compares the outputs bit for
+    bit. Then plants faults in the engine, which these tests must catch. Exits with 0 if no output
+    differs, and with 1 if one does, a planted fault is missed, or a test tested nothing.
     """
     asked = _options(ctx.params) if replay is None else _replayed(ctx, replay)
     inputs = [*asked.paths, *([] if replay is None else [replay])]
@@ -156,14 +156,14 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
         try:
             _write(certify(findings), output, html)
         except DiskError as error:
-            LOG.warning("%s; the proof goes on", error)
+            LOG.warning("%s; the proof continues", error)
 
     with stage_progress() as on_progress:
         proof = Proof(llm, asked.config, corpus, own, on_progress=on_progress, on_stage=keep)
         try:
             proof.run()
         except KeyboardInterrupt:
-            print("blockdraft: interrupted; what was found until then follows", file=sys.stderr)
+            print("blockdraft: interrupted; the results so far follow", file=sys.stderr)
     return certify(proof.findings)
 
 
@@ -201,5 +201,5 @@ def _print_report(certificate: Mapping[str, Any]) -> None:
         console.print(table)
     print(verdict_line(certificate))
     if left_out := certificate["left_out"]:
-        print(f"{counted(len(left_out), 'prompt')} left out, as the target cannot take them")
+        print(f"{counted(len(left_out), 'prompt')} left out because the target cannot take them")
     print(f"{certificate['seconds']:.0f} s, {counted(len(certificate['cases']), 'case')}")

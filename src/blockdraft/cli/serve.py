@@ -26,34 +26,34 @@ _SERVER_PACKAGES = frozenset({"fastapi", "prometheus_client", "uvicorn"})
 
 
 Host = Annotated[
-    str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from other machines.")
+    str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from other machines.")
 ]
-Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")]
 ModelName = Annotated[
     str | None, typer.Option(help="Name of the model in requests.", show_default="the target's")
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(help=f"File with one API key on each line; or set {KEY_VARIABLE} to one key."),
+    typer.Option(help=f"File with one API key per line; or set {KEY_VARIABLE} to one key."),
 ]
 Key = Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, hidden=True, show_envvar=False)]
 MaxWaiting = Annotated[
-    int, typer.Option(help="Maximum number of answers that wait; further requests get status 429.")
+    int, typer.Option(help="Maximum number of queued answers; further requests get status 429.")
 ]
 RequestSeconds = Annotated[
     float,
     typer.Option(
         "--request-timeout",
-        help="Seconds that a request may take, waiting included; then it gets 408.",
+        help="Maximum seconds for a request, queueing included; then it gets 408.",
     ),
 ]
 DrainSeconds = Annotated[
     float,
     typer.Option(
-        "--drain-timeout", help="Seconds that running requests may still take after SIGTERM."
+        "--drain-timeout", help="Seconds that running requests get to finish after SIGTERM."
     ),
 ]
-MaxBody = Annotated[float, typer.Option(help="Largest body of a request, in MiB.")]
+MaxBody = Annotated[float, typer.Option(help="Largest request body, in MiB.")]
 Origins = Annotated[
     list[str] | None,
     typer.Option("--cors-origin", help="Origin whose web pages may send requests. Repeatable."),
@@ -74,24 +74,24 @@ TrustedProxies = Annotated[
     list[str] | None,
     typer.Option(
         "--trusted-proxy",
-        help="Address or network of a proxy whose X-Forwarded-For is believed. Repeatable.",
+        help="Address or network of a proxy whose X-Forwarded-For is trusted. Repeatable.",
     ),
 ]
 PrepareSeconds = Annotated[
     float,
     typer.Option(
         "--prepare-timeout",
-        help="Seconds that tokenizing a prompt, or compiling a grammar, may take; then 408.",
+        help="Maximum seconds to tokenize a prompt, or to compile a grammar; then 408.",
     ),
 ]
 RootPath = Annotated[
     str,
     typer.Option(
-        help="Path under which a proxy offers the server, such as /models.", show_default="none"
+        help="Path under which a proxy exposes the server, such as /models.", show_default="none"
     ),
 ]
 LogFormatOption = Annotated[
-    LogFormat, typer.Option("--log-format", help="Log as text, or as one JSON object on each line.")
+    LogFormat, typer.Option("--log-format", help="Log as text, or as one JSON object per line.")
 ]
 LogPrompts = Annotated[
     bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")
@@ -99,7 +99,8 @@ LogPrompts = Annotated[
 EngineChoice = Annotated[
     Literal["blockdraft", "vllm", "sglang"],
     typer.Option(
-        help="Engine that runs the models. Another engine is started with the same two models."
+        help="Engine that runs the models: blockdraft, or another one, started with the same two "
+        "models."
     ),
 ]
 _OTHER = "Another engine"
@@ -108,7 +109,7 @@ Python = Annotated[
     typer.Option(
         "--engine-python",
         envvar=PYTHON_VARIABLE,
-        help="Python interpreter of the environment where that engine is installed.",
+        help="Python interpreter of the environment in which that engine is installed.",
         show_default="our own",
         rich_help_panel=_OTHER,
     ),
@@ -195,8 +196,8 @@ def _serve_ourselves(llm_config: LLMConfig, config: ServeConfig) -> None:
         if error.name not in _SERVER_PACKAGES:
             raise
         raise ConfigError(
-            f"a server needs the package {error.name}; run pip install '.[serve]' in a checkout of "
-            "blockdraft"
+            f"the server needs the package {error.name}; run pip install '.[serve]' in a checkout "
+            "of blockdraft"
         ) from error
     with bind(config) as sock:
         if not run.serve(options.load_llm(llm_config), config, sock):
@@ -250,8 +251,8 @@ def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[
     """The keys of a file, one a line, then the one of the environment: the log numbers them."""
     if options.is_given(ctx, "api_key"):
         raise ConfigError(
-            f"an API key on the command line is seen by everybody; use {KEY_VARIABLE} or "
-            "--api-key-file"
+            f"everybody on this machine can see an API key on the command line; use {KEY_VARIABLE} "
+            "or --api-key-file"
         )
     keys = []
     if path is not None:
@@ -260,11 +261,11 @@ def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not plain ASCII"
             raise ConfigError(
-                f"cannot read the API keys of {path}: {reason}; give a file with one on each line"
+                f"cannot read the API keys of {path}: {reason}; give a file with one per line"
             ) from error
         found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
-            raise ConfigError(f"{path} holds no API key; write one a line")
+            raise ConfigError(f"{path} holds no API key; write one per line")
         keys += found
     if key is not None:
         keys.append(key.strip())

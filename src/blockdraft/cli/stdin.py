@@ -25,7 +25,7 @@ def read_stdin(read: Callable[[], str]) -> str:
         RequestError: it is closed, or no text.
     """
     if sys.stdin is None:  # closed by the shell, as with <&-
-        raise RequestError("standard input is closed; give it something to read from")
+        raise RequestError("standard input is closed; redirect it from something")
     try:
         return read()
     except UnicodeDecodeError as error:

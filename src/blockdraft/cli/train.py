@@ -129,8 +129,8 @@ def _write_answers(run: "RunFile", config: "DataConfig", num_processes: int) -> 
                 generate_data(config, progress_printer())
     elif not are_written(config):
         raise ConfigError(
-            f"{config.output} holds no finished answers, and {num_processes} processes would write "
-            "them again and again; write them first, with `blockdraft data` or one process"
+            f"{config.output} holds no finished answers, and each of {num_processes} processes "
+            "would generate them; write them first, with `blockdraft data` or one process"
         )
 
 
@@ -161,8 +161,8 @@ def _print_plan(run: "RunFile", *, as_json: bool) -> None:
         typer.echo(f"Warning: {warning}")
     if expected := figures.texts.num_expected:
         typer.echo(
-            f"The run begins by writing {expected} answers, which takes time of its own. Until "
-            "then they are counted as long as they may be, and none as a loop or a repetition."
+            f"The run first generates {expected} answers, which takes extra time. This plan counts "
+            "them at their maximum length, and none as a loop or a repetition."
         )
 
 

@@ -30,7 +30,7 @@ def train_head(
     minutes: Annotated[
         float,
         typer.Option(
-            help="Minutes of training, not counting the time in which the target reads the answers "
+            help="Minutes of training, without the time that the target needs to read the answers "
             "for --states."
         ),
     ] = 60.0,
@@ -38,13 +38,13 @@ def train_head(
         Path | None,
         typer.Option(
             help="Folder for the target's hidden states, so that it reads the answers only once; "
-            "saves most of the time on a CPU. A token takes eight bytes times the hidden size. "
+            "saves most of the time on a CPU. Each token takes eight bytes times the hidden size. "
             "States of other answers are deleted from the folder.",
             show_default="it reads them in each step",
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Learn from at most this many answers, drawn at random.")
+        int | None, typer.Option(help="Train on at most this many answers, drawn at random.")
     ] = None,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
     step_tokens: Annotated[
@@ -55,13 +55,13 @@ def train_head(
     ] = None,
     from_head: Annotated[
         bool,
-        typer.Option("--from-head", help="Begin with the head that the drafter has."),
+        typer.Option("--from-head", help="Start from the drafter's existing head."),
     ] = False,
     layers: Annotated[
         list[int] | None,
         typer.Option(
             "--layer",
-            help="Layer of the target to read, counted from 0, one that the drafter reads. "
+            help="Layer of the target to read, counted from 0; the drafter must read it too. "
             "Repeatable.",
             show_default="three of the drafter's",
         ),
@@ -69,7 +69,7 @@ def train_head(
     num_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Size of the vocabulary of guesses: the most frequent tokens.", show_default="8192"
+            help="Size of the head's vocabulary: the most frequent tokens.", show_default="8192"
         ),
     ] = None,
     inner_size: Annotated[
@@ -83,8 +83,8 @@ def train_head(
 ) -> None:
     """Train a Hydra head: a small network that drafts the next three tokens, on CPUs.
 
-    It is written beside the drafter's weights, which stay as they are, in place of a head that is
-    there. To resume a training that was stopped, give the same command again.
+    It is written next to the drafter's weights, which stay unchanged, and replaces an existing
+    head. To resume an interrupted training, give the same command again.
     """
     values: dict[str, Any] = dict(locals())
     result = _run(values)

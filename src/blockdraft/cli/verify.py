@@ -36,16 +36,16 @@ def verify(
         bool,
         typer.Option(
             "--compare",
-            help="Afterwards decode the answer again, plainly and with the drafter if there is "
-            "one, and compare the times. Only this needs the drafter.",
+            help="Afterwards decode the answer again, plain and, if there is a drafter, drafted, "
+            "and compare the times. Only this needs the drafter.",
         ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Check an answer token by token, in one pass instead of decoding it again.
 
-    Exits with 0 if every token is the target's choice, with 1 if one is not, or the answer ends
-    elsewhere, and with 6 if it differs but was given by another machine, precision or version.
+    Exits with 0 if every token is the target's choice, with 1 if one is not or the answer ends
+    elsewhere, and with 6 if it differs but comes from another machine, precision or version.
     """
     answers = read_answers(answer)
     receipts: list[Receipt] = []
@@ -129,7 +129,7 @@ def _print_audit(found: Mapping[str, Any]) -> None:
     tokens = counted(found["num_tokens"], "token")
     print(f"sample {found['index']}: {found['verdict'].upper()}, {tokens}")
     if found["finding"] is None:
-        print("  every token, and the end, is what the target chooses")
+        print("  every token, and the end, is the target's choice")
     else:
         _print_finding(found["finding"])
     if found["changes"]:

@@ -104,7 +104,7 @@ class LLMConfig:
             )
         if self.shared_lookup and not self.looks_up(has_drafter=self.names_drafter):
             raise ConfigError(
-                f"shared_lookup is {self.shared_lookup}, and lookup is off; switch it on, or leave "
+                f"shared_lookup is {self.shared_lookup}, but lookup is off; turn it on, or leave "
                 "out shared_lookup"
             )
 

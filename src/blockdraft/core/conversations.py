@@ -100,7 +100,7 @@ def _read_chat(chat: Any, path: Path, number: int) -> Conversation:
     system, turns, roles = None, [], dict[str, None]()
     for message in chat if isinstance(chat, list) else [None]:
         if not isinstance(message, dict):
-            raise bad_row(path, number, "its messages are no list of objects", remedy)
+            raise bad_row(path, number, "its messages are not a list of objects", remedy)
         role, text = message.get("role", message.get("from")), message.get("content")
         text = _joined_parts(message.get("value") if text is None else text)
         role = _ROLES.get(str(role), str(role))
@@ -108,16 +108,16 @@ def _read_chat(chat: Any, path: Path, number: int) -> Conversation:
         if role not in ("system", "user"):
             continue  # an answer, which may be calls of tools and no text
         if not isinstance(text, str):
-            reason = "parts that are no text" if isinstance(text, list) else "no text"
+            reason = "parts that are not text" if isinstance(text, list) else "no text"
             raise bad_row(path, number, f"a message has {reason}", remedy)
         if role == "system":
             system = text
         elif text.strip():
             turns.append(text)
     if not turns:
-        reason = f"no message is a user's (its roles: {', '.join(roles)})"
+        reason = f"no message has the role user (roles: {', '.join(roles)})"
         if "user" in roles:
-            reason = "every message of the user is empty"
+            reason = "every user message is empty"
         raise bad_row(path, number, reason, remedy)
     return Conversation(tuple(turns), system)
 

@@ -33,7 +33,7 @@ def check_output_folder(folder: Path) -> None:
     while not nearest.exists() and not nearest.is_symlink():
         nearest = nearest.parent
     if not nearest.is_dir():
-        raise ConfigError(f"output {folder}: {nearest} is no folder; give another name")
+        raise ConfigError(f"output {folder}: {nearest} is not a folder; give another name")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"output {folder}: {nearest} is not writable; give another folder")
 
@@ -55,12 +55,12 @@ def folder_lock(folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         raise ConfigError(
-            f"output {folder}: another process is writing there; wait for its end, or give "
-            f"another folder (if there is none, delete {folder / LOCK})"
+            f"output {folder}: another process is writing there; wait until it ends, or give "
+            f"another folder (if no process is, delete {folder / LOCK})"
         ) from error
     except OSError as error:
         logger.warning(
-            "%s cannot be locked (%s): see to it that no other process writes there", folder, error
+            "%s cannot be locked (%s): make sure that no other process writes there", folder, error
         )
     try:
         yield
@@ -114,7 +114,7 @@ def check_room(path: Path, num_bytes: int) -> None:
     if num_bytes > free:
         raise DiskError(
             f"{path} needs {num_bytes / 2**20:,.1f} MiB and its disk has {free / 2**20:,.1f} MiB "
-            "free; make room, or give another folder"
+            "free; make space, or give another folder"
         )
 
 
@@ -150,8 +150,8 @@ def full_disk_refused(path: Path) -> Iterator[None]:
         if not is_full and os.strerror(errno.ENOSPC) not in str(error):
             raise
         raise DiskError(
-            f"cannot write to {path}: its disk is full; make room and start again, which goes on "
-            "from what is there"
+            f"cannot write to {path}: its disk is full; make space and start again, which "
+            "continues from what is there"
         ) from error
 
 
@@ -167,6 +167,6 @@ def write_errors_named(path: Path) -> Iterator[None]:
             yield
     except OSError as error:
         raise DiskError(
-            f"cannot write to {path}: {why_unread(error)}; mend its disk and start again, "
-            "which goes on from what is there"
+            f"cannot write to {path}: {why_unread(error)}; fix its disk and start again, which "
+            "continues from what is there"
         ) from error

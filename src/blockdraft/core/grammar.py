@@ -53,7 +53,7 @@ class Grammar:
         elif self.kind == "choice":
             _check_options(self.options)
         elif not self.source:
-            raise RequestError(f"the {self.kind} is empty; no answer would be left, leave it out")
+            raise RequestError(f"the {self.kind} is empty; it allows no answer, leave it out")
         elif self.kind == "lark":
             for schema in _inline_schemas(self.source):
                 check_numbers(schema)
@@ -177,8 +177,8 @@ def _check_values(schema: Any, *, is_value: bool = False) -> None:
         bound = None if is_value else _bound_not_excluded(schema)
         if bound is not None:
             raise RequestError(
-                f"the JSON schema excludes {bound:g}, which would be allowed, as its other bound "
-                "is less than 1 from it; give a minimum or a maximum that is no whole number"
+                f"the JSON schema excludes {bound:g}, but it would be allowed, because the other "
+                "bound is less than 1 away; give a minimum or maximum that is not a whole number"
             )
         for key, own in schema.items():
             is_own_value = is_value or key in ("const", "enum", *_NUMBERS)
@@ -232,14 +232,14 @@ def _to_json(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"the grammar {value!r:.60} is no JSON: {error}") from error
+        raise RequestError(f"the grammar {value!r:.60} is not valid JSON: {error}") from error
 
 
 def _from_json(name: str, source: str) -> Any:
     try:
         return json.loads(source)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the {name} {source!r:.60} is no JSON: {error}") from error
+        raise RequestError(f"the {name} {source!r:.60} is not valid JSON: {error}") from error
 
 
 def _check_unicode(source: str) -> None:

@@ -41,7 +41,7 @@ def read_jsonl(
         with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as lines:
             for number, line in enumerate(lines, 1):
                 if number == 1 and line.startswith("["):
-                    remedy = f"write each object on a line of its own (jq -c '.[]' {path})"
+                    remedy = f"write each object on its own line (jq -c '.[]' {path})"
                     raise bad_row(path, number, "the file is one JSON list", remedy)
                 if not line.strip() or (is_growing and not is_whole(line)):
                     continue
@@ -51,7 +51,7 @@ def read_jsonl(
     except _READ_ERRORS as error:
         reason = why_unread(error)
         raise ConfigError(
-            f"cannot read {path}: {reason}; give a JSONL file, whole and in UTF-8"
+            f"cannot read {path}: {reason}; give a complete JSONL file in UTF-8"
         ) from error
 
 
@@ -85,7 +85,7 @@ def read_each(path: Path, read_row: Callable[[dict[str, Any], int], T]) -> list[
     if len(bad) == 1:
         raise bad[0]
     if bad and not number:
-        remedy = 'write one on each line, in UTF-8, such as {"prompt": "Explain rain."}'
+        remedy = 'write one per line, in UTF-8, such as {"prompt": "Explain rain."}'
         raise ConfigError(f"none of the {len(bad)} lines of {path} is a JSON object; {remedy}")
     if bad:
         named = " | ".join(str(error) for error in bad[:MOST_NAMED])
@@ -109,7 +109,7 @@ def _parse(
     line: str, path: Path, number: int, on_bad_row: Callable[[ConfigError], None] | None
 ) -> dict[str, Any] | None:
     """The row of a line; None if it is bad and was told to `on_bad_row`."""
-    remedy = "mend or delete that line"
+    remedy = "fix or delete that line"
     try:
         line.encode()
     except UnicodeEncodeError:
@@ -133,11 +133,11 @@ def _row_of(line: str) -> tuple[Any, str]:
         if "\\ud" in line.lower():
             json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return None, "a text in it has half of a character, a lone surrogate"
+        return None, "a text in it has half a character, a lone surrogate"
     # Also of a number with too many digits, and of lists in lists in lists.
     except (ValueError, RecursionError) as error:
-        return None, f"no JSON ({error})"
-    return row, "it is no JSON object"
+        return None, f"invalid JSON ({error})"
+    return row, "it is not a JSON object"
 
 
 def bad_row(path: Path, number: int, reason: str, remedy: str) -> ConfigError:
@@ -173,6 +173,6 @@ def later_turns(row: Mapping[str, Any], path: Path, number: int) -> tuple[str, .
     """
     later = row.get("turns", [None])[1:]
     if not all(isinstance(turn, str) and turn.strip() for turn in later):
-        reason = "a turn behind the first is no text, or empty"
+        reason = "a turn after the first is empty or not text"
         raise bad_row(path, number, reason, 'give "turns": ["text", "text"]')
     return tuple(later)

@@ -148,8 +148,8 @@ def read_receipt(value: Mapping[str, Any], encoder: Encoder) -> Receipt:
     params = _params_of(_take(value, "params", dict, {}))
     if params.is_sampled and "seed" not in value:
         raise RequestError(
-            f"the receipt's temperature is {params.temperature:g}, and it has no seed; give that "
-            "of the request, beside params"
+            f"the receipt's temperature is {params.temperature:g}, but it has no seed; give the "
+            "request's seed, next to params"
         )
     return Receipt(
         prompt_token_ids=_prompt(value, encoder),
@@ -233,7 +233,9 @@ def _count(value: Mapping[str, Any], name: str, most: int) -> int:
     found = value.get(name, 0)
     text = str(found) if isinstance(found, int | str) and not isinstance(found, bool) else ""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
-        raise RequestError(f"the receipt's {name} is {found!r:.60}; give a whole number from 0 up")
+        raise RequestError(
+            f"the receipt's {name} is {found!r:.60}; give a whole number of at least 0"
+        )
     if int(text) > most:
         raise RequestError(f"the receipt's {name} is {text}; give a number up to {most}")
     return int(text)

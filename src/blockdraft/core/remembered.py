@@ -89,7 +89,7 @@ def remembering(path: Path, key: Mapping[str, Any], *, recheck: bool) -> Iterato
         try:
             _write(path, key, remembered.found)
         except (OSError, TypeError, ValueError) as error:
-            logger.debug("%s is not written, so the next start tests again: %s", path, error)
+            logger.debug("%s cannot be written, so the next start tests again: %s", path, error)
 
 
 def digest(value: object) -> str:
@@ -118,13 +118,13 @@ def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any]:
 
 def _doubt(status: os.stat_result, content: object, key: Mapping[str, Any]) -> str | None:
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
-        return "belongs to somebody else"
+        return "belongs to another user"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "can be written by others"
+        return "is writable by other users"
     if not isinstance(content, dict) or not isinstance(content.get("found"), dict):
         return "is not what was written"
     if content.get("key") != json.loads(json.dumps(key)):
-        return "is about something else"
+        return "is for something else"
     if content.get("sha256") != digest(content["found"]):
         return "is damaged"
     return None

@@ -184,7 +184,8 @@ def _check_grammar(grammar: object, ignore_eos: bool) -> None:
         raise RequestError(f"grammar is {grammar!r:.60}; give a Grammar, see Grammar.json_schema")
     if ignore_eos:
         raise RequestError(
-            "a grammar, such as that of a format, says where the answer ends; leave out ignore_eos",
+            "a grammar, such as that of a format, decides where the answer ends; leave out "
+            "ignore_eos",
             param="ignore_eos",
         )
 
@@ -199,7 +200,7 @@ def _checked_stop(stop: object) -> tuple[str, ...]:
             raise RequestError(f"stop holds {text!r}; give strings", param="stop")
         if not text:
             raise RequestError(
-                "stop holds an empty string; every text ends there, leave it out", param="stop"
+                "stop holds an empty string; every text would end there, leave it out", param="stop"
             )
         try:
             text.encode("utf-8")

@@ -39,8 +39,9 @@ def refuse_a_fork(num_threads: int) -> None:
         _process_with_threads = os.getpid()
     if os.getpid() != _process_with_threads:
         raise ConfigError(
-            "this process was forked from one that loaded an LLM of several threads, which a fork "
-            "does not have; start processes with multiprocessing's 'spawn', or give num_threads=1"
+            "this process was forked from one that loaded an LLM with several threads, which a "
+            "fork does not inherit; start processes with multiprocessing's 'spawn', or give "
+            "num_threads=1"
         )
 
 

@@ -128,8 +128,8 @@ def last_rows(path: Path) -> Iterator[tuple[int, Row]]:
 def _rows(path: Path) -> Iterator[tuple[int, Row]]:
     for number, row in read_jsonl(path, is_growing=True):
         if not _is_as_written(row):
-            reason = "it is no answer as this command writes them"
-            remedy = "delete that line, and `blockdraft data` writes the answer again"
+            reason = "it is not an answer that this command wrote"
+            remedy = "delete that line, and `blockdraft data` generates the answer again"
             raise bad_row(path, number, reason, remedy)
         yield number, row
 

@@ -25,12 +25,12 @@ class DataConfig:
         samples: answers to each prompt at each temperature. At temperature 0 they would all be
             equal, so there is one.
         max_tokens: most tokens of an answer.
-        slots: answers that are written at the same time.
+        slots: answers generated concurrently.
         endpoint: URL of a server that writes the answers in place of blockdraft's own engine, such
             as http://localhost:8000/v1. It must serve the target with OpenAI's API and return token
             ids.
         endpoint_model: the target's name on that server. None is the only model there.
-        max_prompt_tokens: longer prompts are left out. In a chat this counts the turns before, too.
+        max_prompt_tokens: longer prompts are left out. In a chat, earlier turns count too.
         max_turns: most user turns of a chat that are answered.
         thinking: on and off set `enable_thinking` in chat templates that know it; template leaves
             the template's default.

@@ -130,8 +130,8 @@ def _read(
         names = ", ".join(map(str, paths))
         within = "" if max_len is None else f" within max_len {max_len}"
         raise ConfigError(
-            f"no answer in {names} is fit to train on ({num_loops} loop, {num_short} hold under "
-            f"{counted(min_response_len, 'token')}{within}); write more or longer answers"
+            f"no answer in {names} is usable for training ({num_loops} loop, {num_short} hold "
+            f"under {counted(min_response_len, 'token')}{within}); generate more or longer answers"
         )
     return writer.finish()
 
@@ -145,7 +145,7 @@ def _ids_of(row: Mapping[str, Any], path: Path, number: int) -> tuple[list[int],
     good = "id" in row and isinstance(row.get("set"), str)
     if not good or not are_ids(prompt_ids) or not are_ids(response_ids):
         reason = "it needs id, set, and token ids in prompt_ids and response_ids"
-        raise bad_row(path, number, reason, "delete that line, or write the answers again")
+        raise bad_row(path, number, reason, "delete that line, or generate the answers again")
     return prompt_ids, response_ids
 
 
@@ -180,8 +180,8 @@ def unused_special_token(special_ids: Iterable[int], used: Set[int], vocab_size:
     free = next((token for token in reversed(range(vocab_size)) if token not in used), None)
     if free is None:
         raise ConfigError(
-            f"all {vocab_size} tokens of the vocabulary occur in the data, so none can stand for a "
-            "masked slot; give architecture=draft_model, which needs none, or other data"
+            f"all {vocab_size} tokens of the vocabulary occur in the data, so none is left for "
+            "masked slots; give architecture=draft_model, which needs none, or other data"
         )
     raise ConfigError(
         "every special token occurs in the data; set mask_token_id to a token that no text uses, "

@@ -61,10 +61,12 @@ def check_url(url: str) -> None:
         fits = False
     # White space is passed over when a URL is taken apart, and refused when it is asked for.
     if not fits or any(sign.isspace() for sign in url):
-        raise ConfigError(f"endpoint {url!r} is no URL; give one such as http://localhost:8000/v1")
+        raise ConfigError(
+            f"endpoint {url!r} is not a URL; give one such as http://localhost:8000/v1"
+        )
     if "@" in parts.netloc:
         raise ConfigError(
-            "the endpoint's URL holds a user or a password, which would stand in the log and in "
+            "the endpoint's URL holds a user or a password, which would be in the log and in "
             f"results; leave them out, and put a key into ${KEY_VARIABLE}"
         )
 
@@ -100,7 +102,7 @@ class Endpoint:
 
         def tell(reason: str) -> None:
             logger.warning(
-                "endpoint %s does not answer (%s); it is tried again for about a minute",
+                "endpoint %s does not answer (%s); retrying for about a minute",
                 *(url, reason),
             )
 
@@ -109,7 +111,7 @@ class Endpoint:
             names = [str(entry["id"]) for entry in listed["data"]]
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"endpoint {url} lists no models; give the URL that OpenAI's clients take, with /v1"
+                f"endpoint {url} lists no models; give the URL that OpenAI clients use, with /v1"
             ) from error
         if len(names) != 1:
             raise ConfigError(
@@ -156,8 +158,8 @@ class Endpoint:
             except (HTTPException, URLError, OSError, ValueError) as error:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
         raise NetworkError(
-            f"endpoint {self.url} failed {NUM_TRIES} times, at last with: {reason}; see to it that "
-            "it runs, and give the same command again"
+            f"endpoint {self.url} failed {NUM_TRIES} times, most recently with: {reason}; make "
+            "sure that it runs, and give the same command again"
         )
 
     def stream(
@@ -186,7 +188,7 @@ class Endpoint:
         except (HTTPException, URLError, OSError, ValueError) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
             raise NetworkError(f"endpoint {self.url} failed: {reason}") from error
-        raise NetworkError(f"endpoint {self.url} broke off in the middle of an answer")
+        raise NetworkError(f"endpoint {self.url} disconnected in the middle of an answer")
 
     def _request(self, path: str, body: Mapping[str, Any] | None) -> Request:
         headers = {"Content-Type": "application/json"}
@@ -198,7 +200,7 @@ class Endpoint:
     def _refusal(self, status: int, reason: str) -> BlockdraftError:
         if status in (401, 403):
             return ConfigError(
-                f"endpoint {self.url} wants a key ({reason}); put it into ${KEY_VARIABLE}"
+                f"endpoint {self.url} requires an API key ({reason}); put it into ${KEY_VARIABLE}"
             )
         if status in _OF_THE_JOB:
             return Refused(reason)
@@ -208,8 +210,8 @@ class Endpoint:
                 "as it would get the key; give that URL"
             )
         return ConfigError(
-            f"endpoint {self.url} refuses ({reason}); give the URL that OpenAI's clients take, "
-            f"with /v1, and the target's name there with {_MODEL_OPTION}"
+            f"endpoint {self.url} refuses ({reason}); give the URL that OpenAI clients use, with "
+            f"/v1, and the target's name there with {_MODEL_OPTION}"
         )
 
 
@@ -265,7 +267,7 @@ class EndpointWriter:
                     logger.warning("no answer to %s: %s", job.id, result)
                 elif isinstance(result, Refused):
                     raise ConfigError(
-                        f"endpoint {self._endpoint.url} refuses: {result}; see to it that it "
+                        f"endpoint {self._endpoint.url} refuses: {result}; make sure that it "
                         f"serves the target, with room for {self._capacity} tokens of prompt and "
                         "answer"
                     )
@@ -308,14 +310,14 @@ class EndpointWriter:
             ids, finish = choice.get("token_ids"), choice.get("finish_reason")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"endpoint {self._endpoint.url} answers in another form than OpenAI's ({error!r}); "
-                "give the URL that OpenAI's clients take, with /v1"
+                f"endpoint {self._endpoint.url} does not answer in OpenAI's format ({error!r}); "
+                "give the URL that OpenAI clients use, with /v1"
             ) from error
         if not isinstance(ids, list) or not all(type(item) is int for item in ids):
             raise ConfigError(
-                f"endpoint {self._endpoint.url} returns no token ids, and those of its text may be "
-                "others; serve the target with blockdraft, or with vLLM 0.10.2 or later, which "
-                "honor return_token_ids"
+                f"endpoint {self._endpoint.url} returns no token ids, and tokenizing its text may "
+                "give different ones; serve the target with blockdraft, or with vLLM 0.10.2 or "
+                "later, which honor return_token_ids"
             )
         # Servers name their ways to break off as they like, such as "abort".
         finish = "stop" if finish == "stop" else "length"

@@ -59,10 +59,12 @@ from blockdraft.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-WHILE_ANSWERING = "interrupted; the same command goes on with the answers that are missing"
+WHILE_ANSWERING = "interrupted; the same command generates the missing answers"
 """What to say of answers that were broken off."""
 
-_NOTHING_LEFT = "no usable prompt is left, without those that overlap a benchmark; give others"
+_NOTHING_LEFT = (
+    "no usable prompt is left after dropping those that overlap a benchmark; give others"
+)
 
 
 def generate_data(config: DataConfig, report: Report = lambda progress: None) -> Path:
@@ -104,8 +106,8 @@ def _generate(config: DataConfig, report: Report) -> Path:
         _write_answers(config, writer, list(jobs_for(asked, config, answered)), answered, report)
     if others := len(answered.keys() - wanted):
         logger.info(
-            "%s also holds %d answers that earlier runs asked for, and this one does not; they are "
-            "kept as training data too; give another --output to be without them",
+            "%s also holds %d answers of earlier runs that this one did not ask for; they are kept "
+            "as training data too; give another --output to exclude them",
             *(config.output, others),
         )
     if not answered:
@@ -145,8 +147,8 @@ def _finish(config: DataConfig, manifest: dict[str, Any], counts: dict[str, int]
     shown = ", ".join(f"{name} {number}" for name, number in counts.items())
     if not written["shards"]:
         raise ConfigError(
-            f"no answer in {config.output} is fit to train on ({shown}); raise max_tokens (it is "
-            f"{config.max_tokens}), or give other prompts"
+            f"no answer in {config.output} is usable for training ({shown}); raise max_tokens (it "
+            f"is {config.max_tokens}), or give other prompts"
         )
     write_manifest(config.output, manifest | written | {"counts": counts})
     logger.info("answers: %s", shown)
@@ -216,7 +218,7 @@ def _check_lengths(
         if lengths[-1] <= config.max_prompt_tokens:
             return
     raise ConfigError(
-        f"all of {len(lengths)} prompts hold more than max_prompt_tokens "
+        f"all of {len(lengths)} prompts have more than max_prompt_tokens "
         f"{config.max_prompt_tokens}, the shortest {min(lengths)} tokens; raise it, or give "
         "shorter prompts"
     )

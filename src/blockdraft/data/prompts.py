@@ -165,8 +165,8 @@ def _in_template(
         reason = reason_of(error)
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(
-            f"the target's chat template fails on messages of {roles}{whose}: {reason}; mend the "
-            "template, or give prompts that it takes"
+            f"the target's chat template fails on messages of {roles}{whose}: {reason}; fix the "
+            "template, or give prompts that it accepts"
         ) from error
 
 
@@ -179,8 +179,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, thinking: Thinking = "tem
     """
     if tokenizer.chat_template is None:
         raise ModelError(
-            f"{tokenizer.name_or_path} has no chat template to ask in; use a chat model, or give "
-            "plain text"
+            f"{tokenizer.name_or_path} has no chat template; use a chat model, or give plain text"
         )
     turn = [{"role": "user", "content": "Hello"}]
     opened, bare = (
@@ -189,8 +188,8 @@ def check_template(tokenizer: PreTrainedTokenizerBase, thinking: Thinking = "tem
     )
     if opened == bare:
         raise ConfigError(
-            "the chat template has no generation prompt, so the target would go on with the "
-            "question; mend the template, or give plain text as prompts"
+            "the chat template has no generation prompt, so the target would continue the "
+            "question; fix the template, or give plain text as prompts"
         )
     if thinking != "template" and "enable_thinking" not in str(tokenizer.chat_template):
         raise ConfigError(

@@ -100,8 +100,8 @@ def _rows(path: Path) -> list[Row]:
         turns = row.get("turns")
         texts = [row.get("id"), row.get("set"), *(turns if isinstance(turns, list) else [None])]
         if not all(isinstance(text, str) for text in texts):
-            reason = "it is no prompt as this command writes them"
-            remedy = "delete that line, and `blockdraft data` lets the target write one again"
+            reason = "it is not a prompt that this command wrote"
+            remedy = "delete that line, and `blockdraft data` lets the target write another one"
             raise bad_row(path, number, reason, remedy)
         rows.append(row)
     return rows

@@ -44,7 +44,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
         ConfigError: something is missing or damaged.
     """
     if not path.exists():
-        remedy = "give one that `blockdraft data` has written"
+        remedy = "give one that `blockdraft data` wrote"
         raise ConfigError(f"there is no folder or file of answers {path}; {remedy}")
     if path.is_dir():
         manifest = read_manifest(path)
@@ -128,7 +128,7 @@ def _read_shard(path: Path) -> Iterator[Row]:
             prompt_lens, lengths = file.get_tensor("prompt_lens"), file.get_tensor("lengths")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(
-            f"cannot read {path} ({error!r}); write the answers again, or copy the shard again"
+            f"cannot read {path} ({error!r}); generate the answers again, or copy the shard again"
         ) from error
     start = 0
     for values, prompt_len, length in zip(facts, prompt_lens, lengths, strict=True):
@@ -156,7 +156,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}); give another folder") from error
     if not good:
-        raise ConfigError(f"{path} is not as it was written; give another folder")
+        raise ConfigError(f"{path} was changed after it was written; give another folder")
     return dict(manifest)
 
 

@@ -99,8 +99,9 @@ def check_same_prompts(
             before = answered[key].prompt_ids
             if before != ids and not _is_dated(tokenizer, prompt.turns[turn], before, ids):
                 raise ConfigError(
-                    f"{config.output} holds an answer to another prompt of the id {key[0]!r}, or "
-                    "with other thinking; give another --output, and --join the two"
+                    f"{config.output} holds an answer to a different prompt with the id "
+                    f"{key[0]!r}, or with a different thinking setting; give another --output, and "
+                    "--join the two"
                 )
 
 

@@ -35,7 +35,8 @@ RunPath = Literal["paged", "one after another", "recurrent", "recurrent, one aft
 """All sequences in one forward, or one; recurrent layers go token by token in both."""
 
 LATER = (
-    "that rows are independent in this precision (tested at the first load; not with --exact off)",
+    "whether rows are independent in this precision (tested at the first load, unless --exact is "
+    "off)",
     "how much drafting gains (`blockdraft doctor` measures it)",
 )
 """What no config says."""

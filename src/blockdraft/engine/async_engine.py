@@ -68,7 +68,7 @@ class AsyncEngine:
         # Of the thread.
         self._running: dict[int, Ticket] = {}
         self._num_failures = 0
-        self._report_failures = FailureLog("the report of a step failed; the step is kept", logger)
+        self._report_failures = FailureLog("reporting a step failed; the step counts", logger)
         self._mean_seconds = _FIRST_SECONDS
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -191,7 +191,7 @@ class AsyncEngine:
             num_waiting = num_before + num - max(0, num_free)
         if num_waiting > self.max_waiting:
             raise Overloaded(
-                f"{num_before} samples wait and {num} more were asked for, and at most "
+                f"{num_before} samples wait, {num} more were requested, and at most "
                 f"{self.max_waiting} may wait; try again later",
                 retry_after=self._retry_after(num_waiting),
             )
@@ -214,7 +214,7 @@ class AsyncEngine:
         try:
             while self._prepare():
                 self._step()
-            self._die("the server is shutting down; ask again later", EngineStopped)
+            self._die("the server is shutting down; try again later", EngineStopped)
         except BaseException as error:
             logger.exception("the engine has ended")
             # Everybody is told, at /health without a key, and an error may name files.
@@ -269,7 +269,7 @@ class AsyncEngine:
             self._num_failures += 1
             if self._num_failures == _MAX_FAILURES:
                 raise
-            logger.exception("a step failed and is tried again")
+            logger.exception("a step failed; retrying")
             return
         self._num_failures = 0
         report = None
@@ -286,7 +286,7 @@ class AsyncEngine:
         try:
             chunk = self._samples.take_chunk(key)
         except Exception as error:  # it ends this sample, and no other
-            logger.exception("a sample could not be handed out")
+            logger.exception("a sample could not be delivered")
             with self._changed:
                 self._drop(ticket)
             ticket.stream.deliver(error)
@@ -350,4 +350,4 @@ class AsyncEngine:
         try:
             self._samples.drop(key)
         except Exception:
-            logger.exception("a sample could not be forgotten")
+            logger.exception("a sample could not be dropped")

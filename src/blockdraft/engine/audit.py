@@ -196,7 +196,7 @@ def _forced_logits(engine: Engine, receipt: Receipt) -> Generator[Tensor, None, 
     try:
         if not target.memory.reserve(forced.key, len(ids)):
             raise ConfigError(
-                f"the K/V memory of {target.memory.num_tokens} tokens has no room for an answer "
+                f"the KV cache of {target.memory.num_tokens} tokens has no room for an answer "
                 f"of {len(ids)} tokens with its prompt; give more --memory"
             )
         chunk = engine.scheduler.prefill_chunk
@@ -252,7 +252,7 @@ def _wrong_token(
     """logits: [V] at the end of the sequence."""
     position = sequence.num_output
     if choice is None:
-        return Finding("token", position, "no token can stand there", found)
+        return Finding("token", position, "no token can follow there", found)
     if not engine.limits.is_token(found):
         why = f"it is outside the vocabulary of {engine.target.vocab_size}"
         return Finding("token", position, why, found, choice)
@@ -265,18 +265,18 @@ def _at_end(receipt: Receipt, sequence: Sequence, text: Detokenizer) -> Finding 
     position, ended = sequence.num_output, sequence.finish_reason
     if position < len(receipt.token_ids):
         how = _how_it_ends(sequence, text)
-        return Finding("end", position, f"the target ends before, by {how}")
+        return Finding("end", position, f"the target ends before it, with {how}")
     if ended is None:
-        why = "the target goes on: no stop, and max_tokens is not reached"
+        why = "the target continues: there is no stop, and max_tokens is not reached"
         return Finding("end", position, why)
     text.close()
     if receipt.finish_reason not in (None, ended):
         how = _how_it_ends(sequence, text)
-        why = f"the finish reason is {receipt.finish_reason}, and the target ends by {how}"
+        why = f"the finish reason is {receipt.finish_reason}, and the target ends with {how}"
         return Finding("end", position, why)
     if receipt.stop_string not in (None, text.stop_string):
         how = _how_it_ends(sequence, text)
-        why = f"the stop string is {receipt.stop_string!r}, and the target ends by {how}"
+        why = f"the stop string is {receipt.stop_string!r}, and the target ends with {how}"
         return Finding("end", position, why)
     if receipt.text not in (None, text.read()):
         return Finding("text", position, "the text is not that of the tokens")

@@ -65,7 +65,7 @@ class Engine:
         self.limits = RequestLimits(target, self.proposer)
         self.timer = PhaseTimer(measures=False)
         self.observer: Observer | None = None
-        self.failures = FailureLog("the record of a step failed; its tokens are kept", logger)
+        self.failures = FailureLog("recording a step failed; its tokens are kept", logger)
         self.allocator = Allocator(VerifyAll(), takes_trees=target.takes_trees)
         self.scheduler = Scheduler(
             target.memory,
@@ -230,9 +230,9 @@ class Engine:
             RequestError: a grammar or a budget of thinking in `params` without what was made of it.
         """
         if (params.grammar is None) != (constraint is None):
-            raise RequestError("a grammar needs its constraint, and the other way around; use LLM")
+            raise RequestError("a grammar needs its constraint, and vice versa; use LLM")
         if params.thinking_token_budget != (None if thinking is None else thinking.budget):
-            raise RequestError("thinking_token_budget needs the marks of thinking; use LLM")
+            raise RequestError("thinking_token_budget needs the thinking tags; use LLM")
         return Sequence(
             key=next(_KEYS),
             params=params,
@@ -363,7 +363,7 @@ class Engine:
         row = max(batch, key=lambda row: len(row.new_ids))
         sequence, num_tokens = row.sequence, len(row.new_ids)
         sequence.fail(
-            f"not enough memory for a forward of {num_tokens} tokens; lower prefill_chunk or "
+            f"not enough memory for a forward pass of {num_tokens} tokens; lower prefill_chunk or "
             "max_concurrency"
         )
         self._forget(sequence)

@@ -22,7 +22,7 @@ class RequestLimits:
     def _lengths(self) -> dict[str, int]:
         """The most tokens of a sequence, by what bounds them."""
         context, memory = self._target.max_context, self._target.memory.num_tokens
-        return {f"the context of {context}": context, f"the K/V memory of {memory}": memory}
+        return {f"the context of {context}": context, f"the KV cache of {memory}": memory}
 
     def is_token(self, token_id: int) -> bool:
         """True for ids of the vocabulary."""
@@ -64,8 +64,8 @@ class RequestLimits:
         for kind in params.drafters or ():
             if kind not in loaded:
                 raise RequestError(
-                    f"drafters names {kind!r}, and loaded are {', '.join(loaded)}; name some of "
-                    "them, or leave drafters out",
+                    f"drafters names {kind!r}, but only these are loaded: {', '.join(loaded)}; "
+                    "name some of those, or leave drafters out",
                     param="drafters",
                 )
 
@@ -77,7 +77,7 @@ class RequestLimits:
         """
         if len(prediction_ids) > self.max_tokens:
             raise RequestError(
-                f"the prediction has {len(prediction_ids)} tokens, and prompt and output have room "
+                f"the prediction has {len(prediction_ids)} tokens, but prompt and output have room "
                 f"for {self.max_tokens}; give the part that is expected first",
                 param="prediction",
             )

@@ -86,7 +86,7 @@ def _in_pages_if_exact(load: Load) -> Engine:
     try:
         return load(in_pages=True)
     except StatesDepend as error:
-        logger.warning("loading once more, to run sequences one after another: %s", error)
+        logger.warning("loading again, to run sequences one after another: %s", error)
     # Nothing holds the first model any more, now that the error is forgotten.
     give_back_memory()
     return load(in_pages=False)
@@ -99,7 +99,7 @@ def _with_kernels_if_exact(load: Load, dtype: torch.dtype, *, in_pages: bool) ->
     except RowsDepend as error:
         if not failed_load(dtype, str(error)):
             raise
-        logger.warning("loading once more, with torch's operations: %s", error)
+        logger.warning("loading again, with torch's operations: %s", error)
     # Nothing holds the first model any more, now that the error is forgotten.
     give_back_memory()
     return load(in_pages=in_pages)
@@ -203,7 +203,7 @@ def make_target(
     name = type(model).__name__
     if config.memory is not None and is_recurrent(model):
         raise ConfigError(
-            f"memory of {config.memory:g} GiB cannot be kept to: {name} keeps recurrent states "
+            f"memory of {config.memory:g} GiB cannot be enforced: {name} keeps recurrent states "
             "beside its pages, several for each step; leave out --memory"
         )
     if not in_pages:
@@ -224,8 +224,8 @@ def make_target(
     except NotPaged as reason:
         if config.memory is not None:
             raise ConfigError(
-                f"memory of {config.memory:g} GiB cannot be kept to: {name} runs its sequences one "
-                f"after another, each with memory of its own ({reason}); leave out --memory"
+                f"memory of {config.memory:g} GiB cannot be enforced: {name} runs its sequences "
+                f"one after another, each with memory of its own ({reason}); leave out --memory"
             ) from reason
         logger.warning("%s runs its sequences one after another: %s", name, reason)
         return _one_after_another(config, model, layer_ids, str(reason))
@@ -236,7 +236,7 @@ def _one_after_another(
 ) -> SequentialTarget:
     if config.kv_cache_dtype != "auto":
         raise ConfigError(
-            f"kv_cache_dtype {config.kv_cache_dtype} is for models that run in batches, and "
+            f"kv_cache_dtype {config.kv_cache_dtype} is for models that run in batches, but "
             f"{type(model).__name__} does not ({reason}); leave it out"
         )
     return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)

@@ -85,8 +85,8 @@ class Samples:
             return None
         if marks is None:
             raise RequestError(
-                f"thinking_token_budget is {budget}, and the target's chat template knows no "
-                "section of thinking between marks; leave it out",
+                f"thinking_token_budget is {budget}, but the target's chat template has no "
+                "thinking section between tags; leave it out",
                 param="thinking_token_budget",
             )
         return ThinkingLimit(marks, budget, begun=self.tokenizer.begins_thinking(prompt_ids))

@@ -30,7 +30,7 @@ def warn_of_other_target(target_folder: Path, drafter: str | None, folder: Path)
     is_named = target != str(target_folder)
     if is_named and wanted and target.casefold() not in {name.casefold() for name in wanted}:
         logger.warning(
-            "the drafter was made for %s, and the target is %s: fewer drafts may be accepted",
+            "the drafter was made for %s, and the target is %s: fewer draft tokens may be accepted",
             " or ".join(sorted(wanted)),
             target,
         )

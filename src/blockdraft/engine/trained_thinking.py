@@ -49,12 +49,12 @@ def warn_of_other_thinking(drafter: str | None, folder: Path, tokenizer: Tokeniz
     if trained not in ("on", "off") or trained == default:
         return
     entry = entry_of(drafter, folder)
-    loss = "fewer drafts will be accepted"
+    loss = "fewer draft tokens will be accepted"
     if entry is not None and entry.thinking is not None:
-        loss = "its users report that less than half as many drafts are accepted then"
+        loss = "its users report less than half as many accepted draft tokens then"
     logger.warning(
         "the drafter was trained with thinking %s, and the chat template has it %s by default: %s; "
-        'ask with "chat_template_kwargs": {"enable_thinking": %s}, or use another drafter',
+        'send "chat_template_kwargs": {"enable_thinking": %s}, or use another drafter',
         trained,
         default,
         loss,

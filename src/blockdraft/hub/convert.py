@@ -85,14 +85,14 @@ def describe_gguf(path: Path, folder: Path) -> None:
     architecture = _field(path, "general.architecture")
     if architecture not in ARCHITECTURES:
         raise ModelError(
-            f"{path.name} holds a model of architecture {architecture!r}, and only those of "
+            f"{path.name} holds a model of architecture {architecture!r}, and only "
             f"{', '.join(ARCHITECTURES)} run as they are; use the model's original Hugging Face "
             "folder with --quantize"
         )
     if (num_parts := _field(path, "split.count") or 1) > 1:
         raise ModelError(
-            f"{path.name} is one of {num_parts} parts of a model, and only whole files are read; "
-            "join them with `llama-gguf-split --merge` of llama.cpp"
+            f"{path.name} is one of {num_parts} parts of a model, and only complete files are "
+            "read; join them with `llama-gguf-split --merge` of llama.cpp"
         )
     with _silence():
         if (path.parent / "tokenizer.json").is_file():
@@ -122,8 +122,9 @@ def _tokenizer_beside(path: Path) -> Any:
     if len(differing) > len(known) / 10:
         other, own = differing[0]
         raise ModelError(
-            f"the tokenizer.json beside {path.name} is not of its model: {len(differing)} tokens "
-            f"differ, and the first is {other!r} instead of {own!r}; put the model's own there"
+            f"the tokenizer.json beside {path.name} does not belong to the model: {len(differing)} "
+            f"tokens differ, and the first is {other!r} instead of {own!r}; put the model's own "
+            "there"
         )
     if tokenizer.chat_template is None:
         tokenizer.chat_template = _field(path, "tokenizer.chat_template")

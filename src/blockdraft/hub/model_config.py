@@ -31,7 +31,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedC
     if (mark := _mark_of_drafter(raw)) is not None:
         raise ModelError(
             f"{folder} holds a drafter ({mark}), which cannot be a target; give the model that it "
-            "drafts for, and this one as the drafter"
+            "drafts for as the target, and this one as the drafter"
         )
     if kind is not None and kind not in CONFIG_MAPPING and not trust_remote_code:
         _refuse_unknown(folder, kind, has_code="auto_map" in raw)
@@ -45,7 +45,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedC
         raise ModelError(f"cannot read {path}: {reason}; copy the file again") from error
     if config.is_encoder_decoder:
         raise ModelError(
-            f"{folder} holds an encoder-decoder ({kind}), and only models that go on with their "
+            f"{folder} holds an encoder-decoder ({kind}), and only models that continue their "
             "prompt can be targets; use a decoder-only model"
         )
     return config
@@ -72,8 +72,8 @@ def _mark_of_drafter(raw: Mapping[str, Any]) -> str | None:
 def _refuse_unknown(folder: Path, kind: str, *, has_code: bool) -> None:
     if has_code:
         raise ModelError(
-            f"the model in {folder} (model_type {kind!r}) needs code of its own, which is not run "
-            "unasked; read its .py files, and give --trust-remote-code if you trust them"
+            f"the model in {folder} (model_type {kind!r}) needs custom code, which does not run by "
+            "default; read its .py files, and give --trust-remote-code if you trust them"
         )
     raise ModelError(
         f"transformers {version('transformers')} does not know the model_type {kind!r} of "

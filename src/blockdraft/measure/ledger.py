@@ -47,32 +47,34 @@ class Measurable(Protocol):
 
 
 LEDGER_DEFINITIONS = {
-    "lines": "nanoseconds by one clock: they sum to wall_nanoseconds, to the last one. On a GPU it "
-    "is waited for at every border, and a line has the waiting for the work that it asked for",
-    "prefill, accepted, bonus, siblings, wasted": "the target's forward, split after each step in "
-    "equal parts over its rows, so an attribution: of prompts, behind whose position a candidate "
-    "was kept, one for each pass (all of plain decoding), of candidates beside a first child that "
-    "were not kept, and all others whose choice was thrown away",
+    "lines": "nanoseconds by one clock, which add up to wall_nanoseconds exactly. A GPU is "
+    "synchronized at the end of every phase, so a line includes the wait for the work that it "
+    "launched",
+    "prefill, accepted, bonus, siblings, wasted": "the target's forward pass, split after each "
+    "step equally over its rows, so an attribution: rows of prompts, rows after which a draft "
+    "token was accepted, one for each pass (all of plain decoding), rejected candidates beside a "
+    "first child, and all others whose choice was discarded",
     "draft_prefill, inject": "fusing features and projecting them to keys and values of the draft "
     "layers, split likewise: of prompts, of generated tokens",
-    "capture": "features kept until they are projected, and put side by side where need be",
-    "stream": "tokens become text and leave; all between the steps of a measured run",
-    "remainder": "what is inside a step and in no other line",
+    "capture": "storing features until they are projected, and concatenating them if needed",
+    "stream": "detokenization and streaming; everything between the steps of a measured run",
+    "remainder": "the part of steps that no other line covers",
     "rows": "tokens or slots through the layers; head_rows: through the head or read as logits",
-    "flops": "additions and multiplications of linear layers, attention and head, without filling; "
-    "as if the last layer computed all rows of a prompt, which kernels on a CPU may leave out",
-    "bytes": "weights once a forward, keys and values of contexts, what is stored, and logits; "
-    "lines that share a forward share its weights by their rows",
-    "rows_per_token": "target rows of decoding per token that it gave; 1 in plain decoding",
+    "flops": "additions and multiplications of linear layers, attention and head, without padding; "
+    "as if the last layer computed all rows of a prompt, which CPU kernels may skip",
+    "bytes": "weights once per forward pass, keys and values of contexts, what is stored, and "
+    "logits; lines that share a forward pass share its weights by their rows",
+    "rows_per_token": "target rows of decoding per output token; 1 in plain decoding",
     "wasted_share": "of the target rows of decoding",
-    "acceptance_length": "tau: tokens per target pass after the prompt's, bonus included",
+    "acceptance_length": "tau: tokens per target pass after prefill, bonus included",
     "break_even_tau": "the tau at which drafted decoding would take as long per token as plain "
     "decoding did: time per pass over time per plain token, all without prefill, draft_prefill and "
     "waiting",
-    "sources": "candidates verified, and kept, by who proposed them",
-    "margin": "acceptance_length over break_even_tau, less 1: what drafting gains in decoding",
-    "overall_margin": "plain over drafted time per token, less 1, with prompts and all",
-    "memory": "bytes that only drafting needs; the two last are the most at any time",
+    "sources": "draft tokens verified and accepted, by source",
+    "margin": "acceptance_length divided by break_even_tau, minus 1: what drafting gains in "
+    "decoding",
+    "overall_margin": "plain divided by drafted time per token, minus 1, prefill included",
+    "memory": "bytes that only drafting needs; the last two are peaks",
 }
 
 

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.heads import stored_size
 
-GENERATE = "decode this one plainly with transformers' generate"
+GENERATE = "decode this one with transformers' generate"
 """The remedy for a causal LM that runs, but not so that it could draft."""
 CACHES = ("cache", "past_key_values", "cache_params")
 """How models and layers call the cache; from transformers 5.24 on all say `cache`."""
@@ -31,8 +31,8 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
         raise ModelError(f"{name} is not supported: it has no output head; use a causal LM")
     if (setting := _looks_ahead(model.config.get_text_config())) is not None:
         raise ModelError(
-            f"{name} has {setting} in its config, so tokens see later ones, and it cannot go on "
-            "with a text; use a causal LM"
+            f"{name} has {setting} in its config, so tokens see later ones, and it cannot continue "
+            "a text; use a causal LM"
         )
     wrong = [index for index in layer_ids if not 0 <= index < num_layers]
     if wrong:
@@ -48,7 +48,7 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
     varying = varying_rope_type(model)
     if exact and varying is not None:
         raise ModelError(
-            f"{name} turns positions by rope_type {varying!r}, which depends on the length of "
+            f"{name} rotates positions by rope_type {varying!r}, which depends on the length of "
             "the sequence, so drafted output may differ from plain; use --exact off"
         )
 

@@ -119,7 +119,9 @@ def plan_cases(
         else:
             cases += found
     if not cases:
-        raise RequestError("the target takes no prompt of the corpus; give shorter ones: --prompts")
+        raise RequestError(
+            "the target can take no prompt of the corpus; give shorter ones: --prompts"
+        )
     return Cases(tuple(cases), MappingProxyType(left_out))
 
 

@@ -45,7 +45,7 @@ class ProofConfig:
             require(self, name, is_good, f"a whole number from {least} to {MOST:,}")
         if self.max_tokens < LEAST_TOKENS:
             raise ConfigError(
-                f"max_tokens is {self.max_tokens}; a proof needs {LEAST_TOKENS} at least"
+                f"max_tokens is {self.max_tokens}; a proof needs at least {LEAST_TOKENS}"
             )
 
 

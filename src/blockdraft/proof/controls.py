@@ -41,23 +41,23 @@ class Control:
 CONTROLS = (
     Control(
         "one token too many",
-        "the first rejected draft is kept",
+        "the first rejected draft token is kept",
         faults.accept_one_too_many,
     ),
     Control(
         "wrong rollback",
-        "a rejected draft stays in the cache, in the place of the target's own token",
+        "a rejected draft token stays in the KV cache, in place of the target's own token",
         faults.wrong_rollback,
     ),
     Control(
         "shifted features",
-        "the drafter gets the features of the token beside each",
+        "the drafter gets the features of the neighboring token",
         faults.shifted_features,
         check="draft context",
     ),
     Control(
         "a redraw after a rejection",
-        "the choice that rejected a draft is drawn again",
+        "the choice that rejected a draft token is drawn again",
         faults.redraw_after_rejection,
         sampled=True,
     ),
@@ -68,14 +68,14 @@ CONTROLS = (
         exact=True,
     ),
     Control(
-        "a grammar behind drafts",
-        "of the tokens that may follow a draft, one alone is allowed",
+        "a grammar after draft tokens",
+        "of the tokens that may follow a draft token, only one is allowed",
         faults.one_token_behind_drafts,
         in_grammar=True,
     ),
     Control(
-        "other noise after a preemption",
-        "a preempted request is gone on with by another seed",
+        "different noise after a preemption",
+        "a preempted request resumes with another seed",
         faults.new_noise_after_preemption,
         sampled=True,
         way=BATCHED,
@@ -113,7 +113,7 @@ def run_control(
     """
     named = control.name, control.about, control.check
     if control.exact and not llm.config.exact:
-        return ControlResult(*named, skipped="what it breaks is not promised with exact off")
+        return ControlResult(*named, skipped="what it breaks is not guaranteed with exact off")
     if control.check == "draft context" and not llm.engine.drafter.feature_layers:
         return ControlResult(*named, skipped="the drafter reads no features")
     if control.in_grammar and (reason := why_no_grammar(llm)) is not None:

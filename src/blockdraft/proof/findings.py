@@ -92,7 +92,7 @@ def lacks_of(
     """
     acceptance, found = total_acceptance(outputs), []
     if way.preempts and acceptance.num_passes and not num_preempted:
-        found.append("nobody was preempted")
+        found.append("nothing was preempted")
     if num_failed:
         found.append(f"the drafter failed {counted(num_failed, 'time')}")
     if way.depth != "adaptive" and acceptance.num_passes and not acceptance.num_drafted:
@@ -103,7 +103,7 @@ def lacks_of(
             found.append(f"nothing was drafted by {model_kind}")
     is_taken = any(sample.num_reused for output in outputs for sample in output)
     if way.from_memory and not way.together and takes_over and outputs and not is_taken:
-        found.append("no prompt was taken over")
+        found.append("no prompt was reused")
     return tuple(found)
 
 

@@ -32,7 +32,7 @@ def lone_sequence(
     try:
         if not target.memory.reserve(key, len(prompt_ids) + num_output):
             raise ConfigError(
-                f"the K/V memory of {target.memory.num_tokens} tokens is too small; give more "
+                f"the KV cache of {target.memory.num_tokens} tokens is too small; give more "
                 "--memory"
             )
         yield sequence

@@ -54,7 +54,8 @@ class Proof:
             )
         if llm.config.max_concurrency < 2:
             raise ConfigError(
-                "max_concurrency is 1, and a proof also decodes requests together; give 2 or more"
+                "max_concurrency is 1, but a proof also decodes requests concurrently; give 2 or "
+                "more"
             )
         self.llm = llm
         self.config = config

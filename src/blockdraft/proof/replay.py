@@ -46,7 +46,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {why_unread(error)}; {remedy}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise ConfigError(f"{path} is no certificate of a proof; {remedy}")
+        raise ConfigError(f"{path} is not a certificate of a proof; {remedy}")
     if found.get("format") != FORMAT:
         raise ConfigError(
             f"{path} has format {found.get('format')!r}, and this version reads {FORMAT}; "

@@ -40,9 +40,11 @@ def verdict_line(certificate: Mapping[str, Any]) -> str:
     if verdict == "no-violation":
         near = certificate["num_differences"]
         found = f"{counted(near, 'near-tie')}, nothing else" if near else "no output differs"
-        return f"NO VIOLATION: drafted against plain, which exact off lets differ: {found}"
+        return (
+            f"NO VIOLATION: drafted against plain output, which may differ with exact off: {found}"
+        )
     if verdict == "partial":
-        return "PARTIAL: the proof was interrupted; no fault was found until then"
+        return "PARTIAL: the proof was interrupted; nothing had failed until then"
     return "FAILED: " + "; ".join(certificate["failures"])
 
 
@@ -51,7 +53,7 @@ def setting_line(certificate: Mapping[str, Any]) -> str:
     config, drafter = certificate["config"], display_name(certificate["drafter_folder"])
     weights = f", weights in {config['quantize']}" if config.get("quantize") else ""
     if config.get("kv_cache_dtype", "auto") != "auto":
-        weights += f", keys and values in {config['kv_cache_dtype']}"
+        weights += f", KV cache in {config['kv_cache_dtype']}"
     return (
         f"drafted by {drafter}; {config['dtype']}{weights} on {config['device']}, "
         f"{counted(certificate['threads'], 'thread')}, "
@@ -64,25 +66,25 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
     found = [
         Section(
             "Outputs against plain decoding",
-            f"{_compared(certificate)} of every case, decoded in another way, equal those of plain "
-            f"decoding alone, {_how_far(certificate)}.",
+            f"{_compared(certificate)} of every case, decoded in another mode, equal those of "
+            f"plain decoding alone, {_how_far(certificate)}.",
             [_way(check) for check in certificate["checks"]],
         ),
         Section(
             "Draft context",
             "Keys and values that the drafter holds in the middle of a run, against those computed "
-            "from one forward over the same tokens.",
+            "in one forward pass over the same tokens.",
             [_context(check) for check in certificate["draft_context"]],
         ),
         Section(
             "Planted faults",
-            "Faults planted in the engine on purpose. The checks above must find each.",
+            "Faults planted in the engine on purpose. The checks above must catch each.",
             [_control(control) for control in certificate["controls"]],
         ),
         Section(
             "Distribution of the choice rule",
             "Three tokens over a vocabulary of eight, drafted and verified, against exact "
-            "probabilities; p below 0.001 is another distribution.",
+            "probabilities; p below 0.001 means another distribution.",
             [_distribution(check) for check in certificate["distribution"]],
         ),
         Section(
@@ -93,7 +95,7 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
         ),
         Section(
             "Against the certificate",
-            "What is not as it was when the replayed certificate was made.",
+            "What has changed since the replayed certificate was made.",
             _replay(certificate["replay"]) if "replay" in certificate else [],
         ),
     ]
@@ -110,7 +112,7 @@ def _how_far(certificate: Mapping[str, Any]) -> str:
         return "to the last bit"
     noise = certificate["noise"]
     measured = "" if noise is None else f": up to {noise['largest']:.3g} logits on this pair"
-    return f"but for near-ties within the noise of shapes{measured}"
+    return f"except for near-ties within the noise of shapes{measured}"
 
 
 def _way(check: Mapping[str, Any]) -> Line:
@@ -151,7 +153,7 @@ def _distribution(check: Mapping[str, Any]) -> Line:
 
 def _stock(rows: list[Mapping[str, Any]]) -> Line:
     equal = sum(row["first_difference"] is None for row in rows)
-    found = f"{equal} of {len(rows)} outputs are the same throughout"
+    found = f"{equal} of {len(rows)} outputs are identical"
     margins = [row["margin"] for row in rows if row["margin"] is not None]
     if margins:
         found += f"; where they first differ, our token leads by {max(margins):.3g} logits at most"

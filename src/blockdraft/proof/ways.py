@@ -51,33 +51,33 @@ class Way:
     preempts: bool = False
 
 
-PLAIN = Way("plain", "no drafts, alone, the prompt in one chunk", depth="none")
+PLAIN = Way("plain", "plain, alone, the prompt in one chunk", depth="none")
 DRAFTED = Way("drafted", "drafted, alone, the prompt in one chunk")
 BATCHED = Way(
     "in a batch",
-    "drafted, many cases at once, now and then one preempted",
+    "drafted, many cases concurrently, some preempted",
     together=True,
     preempts=True,
 )
-CHUNKS = Way("in five chunks", "drafted, alone, the prompt in five", num_chunks=5, least_prompt=5)
+CHUNKS = Way("in five chunks", "drafted, alone, chunked prefill", num_chunks=5, least_prompt=5)
 FROM_MEMORY = Way(
     "prompt from the cache",
-    "drafted, the beginning of the prompt taken over from an earlier request",
+    "drafted, the start of the prompt reused from an earlier request",
     from_memory=True,
     least_prompt=PAGE_SIZE + 1,
 )
-TREES = Way("trees", "drafted as trees, many cases at once", depth="trees", together=True)
+TREES = Way("trees", "drafted as trees, many cases concurrently", depth="trees", together=True)
 LOOKUP = Way(
     "lookup",
-    "drafted as trees where the target takes them, what is looked up merged in, many cases at once",
+    "drafted as trees if the target supports them, with prompt lookup, many cases concurrently",
     depth="trees",
     together=True,
     looks_up=True,
 )
-ADAPTIVE = Way("adaptive", "drafted as deep as pays, alone", depth="adaptive")
+ADAPTIVE = Way("adaptive", "adaptive drafting, alone", depth="adaptive")
 AS_SERVED = Way(
     "as served",
-    "drafted as deep as pays, many cases at once, prompts taken over from each other",
+    "adaptive drafting, many cases concurrently, prompts reused from each other",
     depth="adaptive",
     together=True,
     from_memory=True,

@@ -224,7 +224,8 @@ def _check_size(param: str, size: int, most: int, unit: str) -> None:
     if size > most:
         raise ApiError(
             413,
-            f"{param} has {size} {unit}, and at most {most} are taken at once; send it in parts",
+            f"{param} has {size} {unit}, and at most {most} are accepted per request; send it in "
+            "parts",
             param=param,
             code="input_too_large",
         )

@@ -86,7 +86,7 @@ class ServeConfig:
             _check_proxy(proxy)
         for key in self.api_keys:
             if not key.isascii() or not key.isprintable() or not key.strip():
-                raise ConfigError("an API key is empty or holds odd characters; use plain ASCII")
+                raise ConfigError("an API key is empty or has unusual characters; use plain ASCII")
 
 
 def _check_model_name(name: str | None) -> None:
@@ -107,8 +107,8 @@ def _as_sent(origin: str) -> str:
 def _check_root_path(path: str) -> None:
     if path and not _ROOT_PATH.fullmatch(path):
         raise ConfigError(
-            f"the root path is {path!r}; give a path such as /models, with a slash in front and "
-            "none at its end"
+            f"the root path is {path!r}; give a path such as /models, with a leading and no "
+            "trailing slash"
         )
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong: with which parameter, if with one."""
+    """What went wrong, and the parameter concerned, if any."""
 
     message: str
     type: str
@@ -44,7 +44,7 @@ class PromptDetails(BaseModel):
 
 
 class OutputDetails(BaseModel):
-    """Tokens of the prediction, or drafted ones, that are in the answer, and that are not."""
+    """Tokens of the prediction, or draft tokens, that were accepted and rejected."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -61,7 +61,7 @@ class Usage(BaseModel):
 
 
 class Speculation(BaseModel):
-    """The fate of the drafts, in vLLM's schema."""
+    """Draft tokens and accepted ones, in vLLM's schema."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -93,7 +93,7 @@ class Token(BaseModel):
 
 
 class ScoredToken(Token):
-    """A token of the answer, and the likeliest at its place."""
+    """A token of the answer, and the most likely ones at its position."""
 
     top_logprobs: list[Token]
 
@@ -113,7 +113,7 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A call that the model wants."""
+    """A tool call by the model."""
 
     id: str
     type: Literal["function"]
@@ -219,7 +219,7 @@ class Detokenized(BaseModel):
 
 
 class Health(BaseModel):
-    """How the server is; `active` requests end while it is draining, `reason` says why it died."""
+    """The server's status; `active`: requests that it still drains, `reason`: why it died."""
 
     status: Literal["ok", "draining", "dead"]
     active: int = 0
@@ -227,7 +227,7 @@ class Health(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether a new request would be taken."""
+    """Whether a new request would be accepted."""
 
     ready: bool
 
@@ -276,13 +276,13 @@ Responses = dict[int | str, dict[str, Any]]
 ERRORS: Responses = {
     "4XX": {
         "model": ErrorAnswer,
-        "description": "400 a parameter is bad, unknown or not supported; 401 the API key; 403 a "
-        "page of another origin; 404 another model or route; 408 too slow; 413 too large; 415 no "
-        "JSON; 421 an unknown host; 429 too many wait",
+        "description": "400: a parameter is invalid, unknown or not supported; 401: the API key; "
+        "403: a page of another origin; 404: unknown model or route; 408: too slow; 413: too "
+        "large; 415: not JSON; 421: unknown host; 429: the queue is full",
     },
     "5XX": {
         "model": ErrorAnswer,
-        "description": "503 the server shuts down, or its engine has ended",
+        "description": "503: the server is shutting down, or its engine has ended",
     },
 }
 """Of every route. The range leaves no place for FastAPI's own 422, which is never sent."""
@@ -307,7 +307,7 @@ def answer(model: type[BaseModel], description: str = "The answer") -> Responses
 
 def streamed(model: type[BaseModel]) -> Responses:
     """The same, or events."""
-    found = answer(model, "A whole answer, or events if `stream` is true")
+    found = answer(model, "A complete answer, or events if `stream` is true")
     found[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
     return found
 

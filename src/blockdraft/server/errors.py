@@ -91,7 +91,7 @@ def draining() -> ApiError:
     """The server is about to end."""
     return ApiError(
         503,
-        "the server is shutting down; ask again later, or another one",
+        "the server is shutting down; try again later, or use another one",
         kind="server_error",
         code="shutting_down",
         headers={"retry-after": str(RETRY_AFTER_DRAIN)},
@@ -147,7 +147,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
     if first["type"] == "string_unicode" and not param:
         return ApiError(400, "the name of a parameter is not valid Unicode", code="invalid_json")
     if not param:
-        return ApiError(400, "the body is no JSON object; give one", code="invalid_json")
+        return ApiError(400, "the body is not a JSON object; give one", code="invalid_json")
     same = [f for f in found if _param(f["loc"], error.body, f["type"]) == param]
     if first["type"] == "extra_forbidden":
         return ApiError(

@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 _LEAVE_OUT = "; leave it out"
 _OR_LEAVE_OUT = ", or leave it out"
 _NO_BEAMS = f"beam search is not supported{_LEAVE_OUT}"
-_NO_SAMPLER = f"this way to sample is not supported{_LEAVE_OUT}"
+_NO_SAMPLER = f"this sampling method is not supported{_LEAVE_OUT}"
 _SHAPE = f"give structured_outputs or response_format instead{_OR_LEAVE_OUT}"
 _TOKENS = f"give max_tokens instead{_OR_LEAVE_OUT}"
-_MESSAGE = f"put it into what this route takes, messages, input or prompt{_OR_LEAVE_OUT}"
+_MESSAGE = f"put it into this route's messages, input or prompt{_OR_LEAVE_OUT}"
 _THINKING = (
     "give enable_thinking in chat_template_kwargs, or reasoning_effort to /v1/chat/completions"
     f"{_OR_LEAVE_OUT}"
 )
-_OWN_CODE = f"code and weights of a request are not run{_LEAVE_OUT}"
+_OWN_CODE = f"code and weights from a request are not run{_LEAVE_OUT}"
 
 _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "use_beam_search": ((False,), _NO_BEAMS),
     "num_beams": ((1,), _NO_BEAMS),
-    "length_penalty": ((1,), f"it belongs to beams, and {_NO_BEAMS}"),
-    "early_stopping": ((False,), f"it belongs to beams, and {_NO_BEAMS}"),
+    "length_penalty": ((1,), f"it is for beam search, and {_NO_BEAMS}"),
+    "early_stopping": ((False,), f"it is for beam search, and {_NO_BEAMS}"),
     "typical_p": ((1,), _NO_SAMPLER),
     "tfs_z": ((1,), _NO_SAMPLER),
     "top_a": ((0,), _NO_SAMPLER),
@@ -58,7 +58,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "repeat_penalty": ((1,), "give repetition_penalty instead" + _OR_LEAVE_OUT),
     "bad_words": (([],), "give logit_bias for the tokens to avoid" + _OR_LEAVE_OUT),
     "allowed_token_ids": ((), _SHAPE),
-    "logits_processors": (([],), "code of a request is not run; give logit_bias" + _OR_LEAVE_OUT),
+    "logits_processors": (([],), "code from a request is not run; give logit_bias" + _OR_LEAVE_OUT),
     "max_new_tokens": ((), _TOKENS),
     "max_output_tokens": ((), _TOKENS),
     "max_length": ((), _TOKENS),
@@ -78,7 +78,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_thinking": ((), _THINKING),
     "stop_sequences": (([],), "give stop instead" + _OR_LEAVE_OUT),
     "eos_token_id": (([],), "give stop_token_ids instead" + _OR_LEAVE_OUT),
-    "n": ((1,), "one answer is given here" + _LEAVE_OUT),
+    "n": ((1,), "this route returns one answer" + _LEAVE_OUT),
     "num_return_sequences": ((1,), "give n instead" + _OR_LEAVE_OUT),
     "tools": (([],), "they belong to /v1/chat/completions" + _LEAVE_OUT),
     "suffix": (("",), "inserting before a suffix is not supported" + _LEAVE_OUT),
@@ -144,7 +144,7 @@ def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> N
 def _refuse_other_names(given: Mapping[str, Any], own_names: Mapping[str, str]) -> None:
     for name, own_name in own_names.items():
         if name in given:
-            raise RequestError(f"{name} is called {own_name} here; give that", param=name)
+            raise RequestError(f"{name} is called {own_name} here; use that name", param=name)
 
 
 def _refuse_unsupported(given: Mapping[str, Any]) -> None:

@@ -133,8 +133,8 @@ class Guard:
         if host and not self._names.allow_host(host):
             raise ApiError(
                 421,
-                f"the request is for the host {host!r:.80}, and this server is not known by that "
-                "name; ask 127.0.0.1, or start it with --allowed-host NAME",
+                f"the request is for the host {host!r:.80}, but this server is not known by that "
+                "name; use 127.0.0.1, or start it with --allowed-host NAME",
                 code="unknown_host",
             )
         for origin in _values(scope, b"origin"):
@@ -142,8 +142,8 @@ class Guard:
                 continue
             raise ApiError(
                 403,
-                f"the request comes from a page of {origin!r:.80}, which may not ask this server; "
-                "start it with --cors-origin ORIGIN to let its pages ask, or with --allowed-host "
+                f"the request comes from a page of {origin!r:.80}, which may not call this server; "
+                "start it with --cors-origin ORIGIN to allow its pages, or with --allowed-host "
                 "NAME if the page is the server's own",
                 code="foreign_origin",
             )

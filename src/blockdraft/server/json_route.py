@@ -77,7 +77,7 @@ def _excess(body: bytes) -> str | None:
         (body.count(b",") + 1, MAX_VALUES, "values"),
     ):
         if num > most:
-            return f"{num} {what}, and at most {most} are taken"
+            return f"{num} {what}, and at most {most} are accepted"
     return None
 
 
@@ -91,7 +91,7 @@ def _without_texts(body: bytes) -> bytes:
 
 
 def _no_json(reason: str) -> ApiError:
-    return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
+    return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
 
 
 def _check_type(content_type: str) -> None:
@@ -111,7 +111,7 @@ def _check_encoding(encoding: str) -> None:
     if encoding.strip().lower() not in ("", "identity"):
         raise ApiError(
             415,
-            f"the header Content-Encoding is {encoding!r:.80}, and this server reads what is not "
-            "compressed; send the body uncompressed, without this header",
+            f"the header Content-Encoding is {encoding!r:.80}, and this server does not "
+            "decompress; send the body uncompressed, without this header",
             code="unsupported_media_type",
         )

@@ -75,30 +75,36 @@ class Metrics:
     def _declare_speculation(self, max_draft_depth: int) -> None:
         name = "vllm:spec_decode_num"
         one = self._model
-        self._drafts = self._counter(f"{name}_drafts", "Passes that drafted.").labels(one)
-        self._drafted = self._counter(f"{name}_draft_tokens", "Drafted tokens.").labels(one)
-        self._accepted = self._counter(f"{name}_accepted_tokens", "Drafts kept.").labels(one)
+        self._drafts = self._counter(f"{name}_drafts", "Passes with draft tokens.").labels(one)
+        self._drafted = self._counter(f"{name}_draft_tokens", "Draft tokens.").labels(one)
+        self._accepted = self._counter(f"{name}_accepted_tokens", "Accepted draft tokens.").labels(
+            one
+        )
         by_position = self._counter(
-            f"{name}_accepted_tokens_per_pos", "Drafts kept, by position.", "position"
+            f"{name}_accepted_tokens_per_pos", "Accepted draft tokens, by position.", "position"
         )
         self._accepted_at = [by_position.labels(one, str(i)) for i in range(max_draft_depth)]
         self._passes = self._counter(
-            "blockdraft:decode_passes", "Target passes over an anchor, by tokens drafted.", "depth"
+            "blockdraft:decode_passes",
+            "Target passes after prefill, by draft tokens.",
+            "depth",
         )
         self._pass_tokens = self._counter(
-            "blockdraft:decode_tokens", "Tokens that these passes committed; tau is their ratio."
+            "blockdraft:decode_tokens", "Tokens committed by these passes; tau is the ratio."
         ).labels(one)
         self._source_drafted = self._counter(
-            "blockdraft:draft_tokens", "Verified candidates of ended samples, by source.", "source"
+            "blockdraft:draft_tokens", "Draft tokens of finished samples, by source.", "source"
         )
         self._source_accepted = self._counter(
-            "blockdraft:accepted_tokens", "Of them those that were kept, by source.", "source"
+            "blockdraft:accepted_tokens",
+            "Accepted of these, by source.",
+            "source",
         )
         self._tag_passes = self._counter(
-            "blockdraft:tag_decode_passes", "Passes of finished requests, by tag.", "tag"
+            "blockdraft:tag_decode_passes", "Target passes of finished requests, by tag.", "tag"
         )
         self._tag_tokens = self._counter(
-            "blockdraft:tag_decode_tokens", "Tokens that these passes committed, by tag.", "tag"
+            "blockdraft:tag_decode_tokens", "Tokens committed by these passes, by tag.", "tag"
         )
 
     def _declare_requests(self) -> None:
@@ -106,31 +112,31 @@ class Metrics:
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.").labels(one)
         self._tokens = self._counter("vllm:generation_tokens", "Generated tokens.").labels(one)
         self._queried = self._counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked up among pages."
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         ).labels(one)
         self._hits = self._counter(
-            "vllm:prefix_cache_hits", "Prompt tokens that were found there."
+            "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."
         ).labels(one)
         self._ended = self._counter(
-            "vllm:request_success", "Samples that ended, by reason.", "finished_reason"
+            "vllm:request_success", "Finished samples, by reason.", "finished_reason"
         )
         self._prompt_lengths = self._histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens of a sample that ended.", _LENGTHS
+            "vllm:request_prompt_tokens", "Prompt tokens of a finished sample.", _LENGTHS
         )
         self._output_lengths = self._histogram(
-            "vllm:request_generation_tokens", "Generated tokens of a sample that ended.", _LENGTHS
+            "vllm:request_generation_tokens", "Generated tokens of a finished sample.", _LENGTHS
         )
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From the request to its first token.", _SECONDS
         )
         self._gap = self._histogram(
             "vllm:inter_token_latency_seconds",
-            "Between the commits of a sample; one commit brings several tokens.",
+            "Between the commits of a sample; one commit may bring several tokens.",
             _SECONDS,
         )
         self._per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Decoding time of a sample over its tokens after the first.",
+            "Decoding time of a sample divided by its tokens after the first.",
             _SECONDS,
         )
         self._whole = self._histogram(
@@ -148,30 +154,32 @@ class Metrics:
 
     def _declare_engine(self) -> None:
         one = self._model
-        self._preemptions = self._counter(
-            "vllm:num_preemptions", "Samples that had to make room and begin again."
-        ).labels(one)
+        self._preemptions = self._counter("vllm:num_preemptions", "Preempted samples.").labels(one)
         phases = self._counter(
-            "blockdraft:phase_seconds", "Time of the engine's loop, by phase; they sum up.", "phase"
+            "blockdraft:phase_seconds",
+            "Time of the engine's loop, by phase; they add up.",
+            "phase",
         )
         self._phases = {phase: phases.labels(one, phase) for phase in PHASES}
         self._steps = self._counter("blockdraft:steps", "Steps of the engine.").labels(one)
         self._stalls = self._counter(
             "blockdraft:stalls",
-            "Gaps of over three times the sample's median gap, by whether a prompt was computed.",
+            "Gaps of over three times the sample's median gap, by whether a prompt was prefilled.",
             "cause",
         )
-        self._refused = self._counter("blockdraft:refused_requests", "By HTTP status.", "status")
+        self._refused = self._counter(
+            "blockdraft:refused_requests", "Refused requests, by HTTP status.", "status"
+        )
 
     def watch(self, load: Callable[[], Load]) -> None:
         """Read the gauges from `load` whenever they are asked for: they are never stale."""
         running = self._gauge("vllm:num_requests_running", "Running samples.")
         waiting = self._gauge("vllm:num_requests_waiting", "Waiting samples.")
         preparing = self._gauge(
-            "blockdraft:num_requests_preparing", "Samples of requests that are being prepared."
+            "blockdraft:num_requests_preparing", "Samples of requests being prepared."
         )
-        share = self._gauge("vllm:kv_cache_usage_perc", "Part of the pages that is held, 0 to 1.")
-        pages = self._gauge("blockdraft:pages", "Pages of K/V memory.", "state")
+        share = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
+        pages = self._gauge("blockdraft:pages", "Pages of the KV cache.", "state")
         running.labels(self._model).set_function(lambda: load().num_running)
         waiting.labels(self._model).set_function(lambda: load().num_waiting)
         preparing.labels(self._model).set_function(lambda: load().num_preparing)

@@ -149,9 +149,9 @@ class Answer:
 
     def _late(self) -> RequestTimeout:
         seconds = f"{self.seconds:g} seconds"
-        what = f"took longer than {seconds}, waiting included; ask for fewer tokens"
+        what = f"took longer than {seconds}, queueing included; ask for fewer tokens"
         if not self.stream.has_begun:
-            what = f"waited {seconds}, and no place became free; ask again when fewer wait"
+            what = f"waited {seconds} without getting a place; try again when the queue is shorter"
         return RequestTimeout(
             f"the request {what}, or start the server with a longer --request-timeout"
         )

@@ -77,7 +77,7 @@ class PromptReader:
         num = len(request.messages or ())
         if num > self._engine.max_tokens:
             raise ContextTooLong(
-                f"the conversation has {num} messages, and the context has room for "
+                f"the conversation has {num} messages, but the context has room for "
                 f"{self._engine.max_tokens} tokens; send fewer"
             )
         messages, options = template_messages(request.messages or ()), self._options(request)
@@ -94,7 +94,7 @@ class PromptReader:
         for name in ("add_generation_prompt", "continue_final_message"):
             if name in options:
                 raise RequestError(
-                    f"{name} is a parameter of its own; take it out of chat_template_kwargs",
+                    f"{name} is a parameter of its own; move it out of chat_template_kwargs",
                     param="chat_template_kwargs",
                 )
             options[name] = getattr(request, name)

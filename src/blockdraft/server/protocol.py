@@ -23,7 +23,7 @@ MAX_TURNS = 8192
 
 
 class Fields(BaseModel):
-    """Fields of which others may stand beside; these are ignored."""
+    """An object whose unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -37,7 +37,7 @@ class Fields(BaseModel):
 
 
 class _Exact(Fields):
-    """Every field says what the answer looks like, so an unknown one is refused."""
+    """An object that defines the answer's format, so an unknown field is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ FEW_TURNS = at_most(MAX_TURNS, "List")
 
 
 class StreamOptions(Fields):
-    """What a stream tells beside its text; `model_extra` has its unknown fields."""
+    """What a stream reports besides its text; `model_extra` has its unknown fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -94,7 +94,7 @@ class StreamOptions(Fields):
 
 
 class JsonSchemaFormat(_Exact):
-    """A JSON schema; it is kept to whether `strict` or not, and its name is shown to nobody."""
+    """A JSON schema, enforced whether `strict` or not; its name is not used."""
 
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     name: str | None = None
@@ -103,7 +103,7 @@ class JsonSchemaFormat(_Exact):
 
 
 class ResponseFormat(_Exact):
-    """What the answer must look like; `schema` beside json_object is a habit of other engines."""
+    """The answer's format; `schema` with json_object is a habit of other engines."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
@@ -115,7 +115,7 @@ JsonSchema = dict[str, Any] | str
 
 
 class StructuredOutputs(_Exact):
-    """vLLM's way to say what the answer must look like: one of the first five."""
+    """The answer's format, as in vLLM: one of the first five fields."""
 
     json_: Annotated[JsonSchema | None, Field(alias="json")] = None
     regex: str | None = None
@@ -134,7 +134,7 @@ Speculative = bool | Annotated[int, Field(ge=0)] | None
 
 
 class StructuredFields(RequestFields):
-    """What the answer must look like, in the words of other engines."""
+    """The answer's format, in the fields of other engines."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | None = None
@@ -144,7 +144,7 @@ class StructuredFields(RequestFields):
 
 
 class ShapeFields(StructuredFields):
-    """What the answer must look like, said in one of several ways."""
+    """The answer's format, in one of several fields."""
 
     response_format: ResponseFormat | None = None
 
@@ -158,14 +158,14 @@ class ContentPart(Fields):
 
 
 class Prediction(Fields):
-    """What the answer is expected to be, so that it can be drafted from."""
+    """The expected answer, to draft from."""
 
     type: str = "content"
     content: str | Listed[str | ContentPart]
 
 
 class AnswerFields(StructuredFields):
-    """The fields that all routes share which answer, under the same names."""
+    """The fields that all generating routes share."""
 
     model: str | None = None
     stream: bool | None = False

@@ -100,7 +100,7 @@ class EventStream(Response):
             if sending.done():
                 sending.result()
         except OSError:
-            logger.debug("a client left in the middle of its stream")
+            logger.debug("a client disconnected in the middle of its stream")
         finally:
             self._close()
             await _end(sending, leaving, waiting)

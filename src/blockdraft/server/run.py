@@ -155,14 +155,14 @@ class DrainingServer(uvicorn.Server):
     def _end_with_engine(self) -> None:
         """Let open requests get their errors; only a new process can answer again."""
         failing = counted(self._traffic.num_active, "request")
-        logger.error("the server ends with its engine, without answers to %s", failing)
+        logger.error("the server stops with its engine, without answers to %s", failing)
         if not self._traffic.is_draining:
             self._traffic.is_draining = True
             self._draining = asyncio.create_task(self._drain())
 
     def _start_draining(self) -> None:
         logger.info(
-            "draining: %s may take %g s more; a second signal ends all at once",
+            "draining: %s may take %g s more; a second signal ends them immediately",
             counted(self._traffic.num_active, "request"),
             self._drain_seconds,
         )
@@ -174,7 +174,7 @@ class DrainingServer(uvicorn.Server):
                 await self._traffic.wait_idle()
         except TimeoutError:
             self.has_answered_all = False
-            logger.warning("%d requests did not end in time", self._traffic.num_active)
+            logger.warning("%d requests did not finish in time", self._traffic.num_active)
             # Whoever still waits is told so, before the connections are closed.
             await asyncio.to_thread(self._service.engine.stop)
         self.should_exit = True

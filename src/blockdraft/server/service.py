@@ -147,7 +147,7 @@ class Service:
         self.check_model(request.model)
         if request.receipt and is_echo_alone(request):
             raise RequestError(
-                "a receipt is of an answer, and max_tokens is 0; leave out receipt", param="receipt"
+                "a receipt needs an answer, but max_tokens is 0; leave out receipt", param="receipt"
             )
         num = self._num_samples(request.n, _num_prompts(request.prompt))
         with self.engine.hold(num):
@@ -249,7 +249,7 @@ class Service:
             # Their product may have more digits than Python writes.
             raise RequestError(
                 f"the request asks for {num_each} samples of {num_prompts} prompts, and at most "
-                f"{most} samples fit; ask for fewer",
+                f"{most} samples are allowed; ask for fewer",
                 param="n" if num_each > 1 else "prompt",
             )
         return num_each * num_prompts

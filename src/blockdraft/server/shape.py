@@ -90,7 +90,7 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
     if not request.tools:
         if request.tool_choice not in (None, "none", "auto"):
             raise RequestError(
-                "tool_choice asks for a tool and no tools are given; give some, or leave it out",
+                "tool_choice asks for a tool, but no tools are given; give some, or leave it out",
                 param="tool_choice",
             )
         return None
@@ -173,7 +173,7 @@ def _wanted_shape(request: ShapeFields) -> Shape | None:
     if len(shapes) > 1:
         first, second = shapes[0].param, shapes[1].param
         raise RequestError(
-            f"{first} and {second} each say what the answer looks like; leave out one of them",
+            f"{first} and {second} each define the answer's format; leave one of them out",
             param=second,
         )
     return shapes[0] if shapes else None

@@ -106,16 +106,17 @@ class Workers:
         num, num_own = len(self._waiting), self._waiting.num_of(client)
         if num >= self._max_waiting or num_own >= self._max_waiting_each:
             raise Overloaded(
-                f"{num} requests wait for {self._name}, {num_own} of them yours, and at most "
-                f"{self._max_waiting} may, {self._max_waiting_each} of one client; try again later",
+                f"{num} requests wait for {self._name}, {num_own} of them yours; at most "
+                f"{self._max_waiting} may wait, {self._max_waiting_each} per client; try again "
+                "later",
                 retry_after=1,
             )
 
     def _late(self, task: _Task) -> Overloaded | RequestTimeout:
         if not task.has_begun:
             return Overloaded(
-                f"the request waited {self._seconds:g} s for {self._name}, since others take long; "
-                "try again later",
+                f"the request waited {self._seconds:g} s for {self._name}, because others take "
+                "long; try again later",
                 retry_after=max(1, round(self._seconds)),
             )
         return RequestTimeout(

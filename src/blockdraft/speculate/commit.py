@@ -117,7 +117,7 @@ def _end_failed(
     try:
         target.close(sequence.key)
     except Exception:
-        logger.exception("the memory of a row that failed could not be given back")
+        logger.exception("the memory of a failed row could not be freed")
     proposer.close(sequence)
     num_kept = len(sequence.token_ids) - num_before
     return StepOutput(

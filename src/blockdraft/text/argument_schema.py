@@ -40,9 +40,9 @@ def parameters_of(tool: Tool) -> Iterator[Parameter]:
     if unknown:
         raise not_kept(tool, f"its schema has {unknown[0]}")
     if not isinstance(properties, Mapping) or not isinstance(required, list):
-        raise not_kept(tool, "its properties or what is required of them is malformed")
+        raise not_kept(tool, "its properties or required are malformed")
     if any(name not in properties for name in map(str, required)):
-        raise not_kept(tool, "its schema has required without properties of these names")
+        raise not_kept(tool, "its required names are not among its properties")
     for name, schema in properties.items():
         if len(name) > _MAX_NAME:
             most = f"{len(name)} letters, and a parameter's name may have {_MAX_NAME}"
@@ -63,6 +63,6 @@ def value_rule(schema: Any, root: Schema) -> str:
 def not_kept(tool: Tool, reason: str) -> RequestError:
     """What to raise where calls of a function cannot be kept to its schema."""
     return RequestError(
-        f"the arguments of {tool.name!r} cannot be kept to their schema in the form in which this "
-        f"model writes calls: {reason}; change the schema, or leave out strict and tool_choice"
+        f"the arguments of {tool.name!r} cannot be constrained to their schema in this model's "
+        f"format of calls: {reason}; change the schema, or leave out strict and tool_choice"
     )

@@ -210,8 +210,8 @@ def calls_grammar(
     watched = syntax.watched
     if not watched:
         raise RequestError(
-            "this model's calls have no mark at their begin: where it need not call a tool, leave "
-            "out strict, parallel_tool_calls and allowed_tools, or require a call"
+            "this model's calls have no start mark: leave out strict, parallel_tool_calls and "
+            "allowed_tools, or require a call"
         )
     openings = [
         f"spelled_{index} {marked(syntax.opening.partition(mark)[2], special)}"

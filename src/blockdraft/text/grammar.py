@@ -68,7 +68,7 @@ class Grammars:
         """Made when first needed: it takes a moment for a large vocabulary."""
         eos_ids = sorted(self._tokenizer.eos_ids)
         if not eos_ids:
-            raise RequestError("the target names no token that ends an answer; leave out grammar")
+            raise RequestError("the target defines no token that ends an answer; leave out grammar")
         return LLTokenizer(self._tokenizer.backend.to_str(), eos_token=eos_ids)
 
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
@@ -202,11 +202,11 @@ class GrammarState:
         if self._matcher.is_error():
             reason = self._matcher.get_error()
             self._reset()
-            raise RequestError(_one_line(f"the grammar cannot be followed any further: {reason}"))
+            raise RequestError(_one_line(f"the grammar cannot be followed further: {reason}"))
         if self._num_committed < len(output_ids) and not self._matcher.is_stopped():
             raise RequestError(
-                "the grammar cannot be followed any further: it is too complex, or asks for text "
-                "that no token of the target's vocabulary is"
+                "the grammar cannot be followed further: it is too complex, or asks for text that "
+                "no token of the target's vocabulary spells"
             )
         if mask is not None and not mask.any():
             raise RequestError("no token of the target's vocabulary continues the grammar")

@@ -26,7 +26,7 @@ class PythonSyntax(CallSyntax):
         rules, first = [], []
         for index, (name, schema, is_required) in enumerate(parameters):
             if not _PARAMETER.fullmatch(name):
-                raise not_kept(tool, f"{name!r:.60} is no name of a parameter in Python")
+                raise not_kept(tool, f"{name!r:.60} is not a valid Python parameter name")
             values = [value_rule(schema, tool.parameters), *_words(schema, tool.parameters)]
             rules.append(f"{rule}_{index}: {quoted(f'{name}=')} ({' | '.join(values)})")
             more = f'", " {rule}_{index}'

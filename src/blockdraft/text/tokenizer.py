@@ -243,7 +243,7 @@ class Tokenizer:
         options = {"add_generation_prompt": True, **(options or {})}
         if reserved := _RESERVED_OPTIONS & options.keys():
             raise RequestError(
-                f"{min(reserved)} is no variable of a chat template; leave it out",
+                f"{min(reserved)} is not a chat template variable; leave it out",
                 param="chat_template_kwargs",
             )
         try:
@@ -293,7 +293,9 @@ class Tokenizer:
 
 def _check_message(message: Message, *, with_tools: bool) -> None:
     if not isinstance(message, Mapping):
-        raise RequestError(f"message {message!r:.100} is no mapping; give one of role and content")
+        raise RequestError(
+            f"message {message!r:.100} is not a mapping; give one with role and content"
+        )
     if missing := [key for key in ("role", "content") if key not in message]:
         raise RequestError(f"message {dict(message)!r:.100} lacks {missing[0]!r}; give it")
     allowed = {"role", "content"} | (OPTIONAL_KEYS | TOOL_KEYS if with_tools else OPTIONAL_KEYS)
@@ -304,7 +306,8 @@ def _check_message(message: Message, *, with_tools: bool) -> None:
     texts = [value for key, value in message.items() if key not in TOOL_KEYS]
     if not all(isinstance(text, str) for text in texts):
         raise RequestError(
-            f"message {message!r:.100} holds something else than text; give role and content as str"
+            f"message {message!r:.100} holds something other than text; give role and content as "
+            "str"
         )
     for text in texts:
         _check_unicode(text)
@@ -342,7 +345,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenize
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise ModelError(
-                f"the tokenizer in {folder} needs code of its own, which is not run unasked; read "
+                f"the tokenizer in {folder} needs custom code, which does not run by default; read "
                 "its .py files, and give --trust-remote-code if you trust them"
             ) from error
         which = "" if has_file else ", which has no tokenizer.json"
@@ -371,7 +374,7 @@ def _processor_template(folder: Path) -> str | None:
     try:
         template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
         if not isinstance(template, str):
-            raise ValueError("its chat_template is no text")
+            raise ValueError("its chat_template is not text")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"cannot read {path} ({error}); copy the file again") from error
     return template

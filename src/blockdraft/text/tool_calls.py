@@ -13,7 +13,7 @@ from blockdraft.text.marks import begun_pattern, num_begun
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 _DECODER = JSONDecoder(parse_constant=_refuse)  # Python itself takes NaN

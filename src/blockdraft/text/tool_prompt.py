@@ -118,7 +118,7 @@ def encode_tool_chat(
 def _with_parsed_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     """Templates take the arguments of a call as an object; OpenAI's form has their text."""
     if not isinstance(message, Mapping):
-        raise RequestError(f"message {message!r:.60} is no object")
+        raise RequestError(f"message {message!r:.60} is not an object")
     unknown = set(message) - {"role", "content", *OPTIONAL_KEYS, *TOOL_KEYS}
     if unknown:
         raise RequestError(f"message {message!r:.60} holds the unknown key {min(unknown)!r}")
@@ -140,7 +140,9 @@ def _parsed_call(call: object) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"the arguments {arguments!r:.60} are no JSON: {error}") from error
+            raise RequestError(
+                f"the arguments {arguments!r:.60} are not valid JSON: {error}"
+            ) from error
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         raise RequestError(f"tool call {call!r:.60} needs a name and an object of arguments")
     # Clients may leave out the type, and DeepSeek's templates write it.
@@ -226,7 +228,7 @@ def _described(
 def _without_tools(message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, str):
-        raise RequestError(f"message {message!r:.60} has no text as its content")
+        raise RequestError(f"message {message!r:.60} has content that is not text")
     if role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     calls = [

@@ -66,7 +66,7 @@ def parse_tools(tools: object) -> tuple[Tool, ...]:
 
 def _parse_tool(tool: object) -> Tool:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise RequestError(f"tool {tool!r:.60} is no function; its type must be 'function'")
+        raise RequestError(f"tool {tool!r:.60} is not a function; its type must be 'function'")
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"tool {tool!r:.60} lacks the object 'function'")
@@ -78,7 +78,7 @@ def _parse_tool(tool: object) -> Tool:
             f"the name of a function is {name!r:.80}; give up to 64 letters, digits, _ and -"
         )
     if not isinstance(function.get("description", ""), str):
-        raise RequestError(f"the description of function {name!r} is no text")
+        raise RequestError(f"the description of function {name!r} is not text")
     strict = function.get("strict", False)
     if not isinstance(strict, bool):
         raise RequestError(f"strict of function {name!r} is {strict!r:.60}; give true or false")
@@ -86,7 +86,9 @@ def _parse_tool(tool: object) -> Tool:
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        raise RequestError(f"the parameters of function {name!r} are no JSON schema of an object")
+        raise RequestError(
+            f"the parameters of function {name!r} are not a JSON schema of an object"
+        )
     return Tool(name, strict, {"type": "object", **parameters}, {**tool, "function": function})
 
 

@@ -53,18 +53,20 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m blockdraft.train",
-        description="Train a drafter; a run that is started again with the same `out` goes on.",
+        description="Train a drafter; starting it again with the same `out` resumes the run.",
     )
     parser.add_argument(
         "settings",
         nargs="*",
         metavar="RUN.toml | KEY=VALUE",
-        help="a file of settings, and settings that win over it",
+        help="a file of settings, and settings that override it",
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--keys", action="store_true", help="print all keys of RUN.toml")
     instead.add_argument(
-        "--plan", action="store_true", help="print what the run will be and take, as JSON"
+        "--plan",
+        action="store_true",
+        help="print the time and memory of the run, as JSON",
     )
     instead.add_argument("--init-only", action="store_true", help="write the untrained drafter")
     return parser

@@ -14,13 +14,13 @@ def few_texts(num_train: int, num_held_out: int) -> tuple[str, ...]:
     warnings = []
     if num_train < LEAST_ANSWERS:
         warnings.append(
-            f"{num_train} answers to train on are too few to learn from: give at least "
+            f"{num_train} answers are too few to train on: give at least "
             f"{LEAST_ANSWERS}, preferably thousands (blockdraft data)"
         )
     if num_held_out < LEAST_HELD_OUT:
         warnings.append(
-            f"{num_held_out} held-out answers are too few to judge by: give more answers, or raise "
-            f"held_out_share until at least {LEAST_HELD_OUT} are held out"
+            f"{num_held_out} held-out answers are too few to evaluate on: give more answers, or "
+            f"raise held_out_share until at least {LEAST_HELD_OUT} are held out"
         )
     return tuple(warnings)
 
@@ -44,8 +44,8 @@ def below_plain(best: Mapping[str, Any]) -> str | None:
     if speedup is None or speedup >= 1:
         return None
     return (
-        f"this drafter does not pay yet: with whole blocks, decoding runs at {speedup:.2f} of the "
-        "speed of plain decoding; train it longer or on more answers, or with shorter blocks "
-        "(block_size); in use its n-grams draft too, and on CPUs a small head drafts at less cost "
-        "(blockdraft train-head)"
+        f"this drafter does not save time yet: with whole blocks, decoding runs at {speedup:.2f} "
+        "of the speed of plain decoding; train it longer or on more answers, or with shorter "
+        "blocks (block_size); in use its n-grams draft too, and on CPUs a small head drafts at "
+        "lower cost (blockdraft train-head)"
     )

@@ -28,7 +28,7 @@ class TrainConfig:
             the features, and the norms. For a target whose weights changed a little, rounded or
             fine-tuned ones.
         quantize: round the target's weights, as serving does with --quantize. None keeps them.
-        init: how a new drafter begins: with random weights, or with copies of the target's last
+        init: how a new drafter starts: with random weights, or with copies of the target's last
             layers.
         architecture: what drafts. None takes that of `init_from`, or dflash for a new drafter. If
             `init_from` is a dflash drafter, dflash2 adds its parts so that the output is the same
@@ -60,7 +60,7 @@ class TrainConfig:
         accumulate: batches whose gradients are added up before each optimizer step.
         pack_len: pack several texts into rows of this many tokens; no text sees another. None gives
             every text a row of its own.
-        num_anchors: blocks that are trained in each row; their places are drawn anew for each step.
+        num_anchors: blocks that are trained in each row; their positions are redrawn for each step.
         anchors_per_forward: blocks of each row that one forward pass of the drafter computes. Fewer
             need less memory, and waste less attention: blocks do not see each other.
         attention: flex skips masked positions and needs a GPU; dense computes them; auto is flex on
@@ -70,12 +70,12 @@ class TrainConfig:
         position_weights, dpace_alpha, decay_gamma: weight of each slot in the loss. dpace (arXiv
             2605.18810) estimates from the drafter's probabilities how much a slot adds to the
             accepted length; dpace_alpha goes from 0 (trust these probabilities) to 1 (ignore them).
-            decay is exp(-j / decay_gamma), where j is 0 for the first slot behind the anchor.
+            decay is exp(-j / decay_gamma), where j is 0 for the first slot after the anchor.
             uniform gives all slots the same weight.
         fused_loss: use the faster loss whose gradient is written by hand. Set false if you edit
             the loss in `train/loss.py`.
         num_frequent, num_random: the loss is computed over a part of the vocabulary: the tokens
-            that are most frequent in the answers, and random others, drawn anew for each step. If
+            that are most frequent in the answers, and random others, redrawn for each step. If
             num_frequent is 0, it is computed over the whole vocabulary.
         draft_vocabulary: the drafter only ever proposes this many tokens, the most frequent ones of
             the answers, which makes it faster. 0 allows the whole vocabulary, which a draft_model
@@ -226,7 +226,7 @@ class TrainConfig:
 
         if self.only_adapter and self.init_from is None:
             raise ConfigError(
-                "only_adapter trains a few weights of a drafter that is there; give init_from"
+                "only_adapter trains a few weights of an existing drafter; give init_from"
             )
 
         self._check_spread()

@@ -135,7 +135,7 @@ def feature_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]
     if num_features > num_target_layers:
         raise ConfigError(
             f"num_features is {num_features}, and the target has {num_target_layers} layers to "
-            "read; give at most so many"
+            "read; give at most that many"
         )
     return tuple(i * (num_target_layers - 1) // (num_features - 1) for i in range(num_features))
 
@@ -214,5 +214,5 @@ def _size_of_heads(weights: Mapping[str, Tensor], name: str, head_dim: int) -> T
 def _other_kind(name: str, found: object) -> ModelError:
     what = "lack it" if found is None else f"have it as {found}"
     return ModelError(
-        f"the drafter cannot begin from the target's layers: they {what}, {name}; use init=random"
+        f"the drafter cannot start from the target's layers: they {what}, {name}; use init=random"
     )

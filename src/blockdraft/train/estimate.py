@@ -173,7 +173,7 @@ def _memory(
         "drafter": num_parameters * 2 * size,
         "float32 masters, gradients and optimizer": num_parameters * (BYTES_PER_PARAMETER + 4),
         "features of a batch": round(tokens * width * size),
-        "activations of a draft forward": round(slots * per_slot * size),
+        "activations of a draft forward pass": round(slots * per_slot * size),
     }
 
 

@@ -165,8 +165,8 @@ class StateCache:
         kept = _read_key(folder)
         is_other = kept != _key(key["made_as"], self._examples[: kept["num_examples"]])
         if filled.exists() and (is_other or self._is_short(states, kept["num_examples"])):
-            what = "features of something else" if is_other else "only a part of its features"
-            logger.warning("%s holds %s; they are made anew", folder, what)
+            what = "features of something else" if is_other else "only part of its features"
+            logger.warning("%s holds %s; they are computed again", folder, what)
             # The flags first: without them nothing counts as there.
             filled.unlink()
             states.unlink(missing_ok=True)

@@ -12,5 +12,5 @@ def how_to_go_on(run: RunFile) -> str:
         return WHILE_ANSWERING
     step = saved_step(run.train.out / STATE)
     if step is None:
-        return "interrupted before a state was saved; the same command trains from the beginning"
-    return f"interrupted; the same command goes on from step {step}"
+        return "interrupted before a state was saved; the same command starts over"
+    return f"interrupted; the same command resumes from step {step}"

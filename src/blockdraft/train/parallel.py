@@ -49,8 +49,9 @@ def check_sharing(config: TrainConfig, count: int) -> None:
     for name in ("shard_target", "shard_drafter"):
         if count == 1 and getattr(config, name):
             raise ConfigError(
-                f"{name} shares the {name.removeprefix('shard_')} among processes, and there is "
-                "one; start several with torchrun (for a plan, set WORLD_SIZE), or leave it out"
+                f"{name} shares the {name.removeprefix('shard_')} among processes, but there is "
+                "only one; start several with torchrun (for a plan, set WORLD_SIZE), or leave it "
+                "out"
             )
 
 
@@ -76,8 +77,8 @@ class Processes:
         if not dist.is_initialized():
             if "MASTER_ADDR" not in os.environ:
                 raise ConfigError(
-                    f"WORLD_SIZE is {self.count} in the environment, and no launcher has started "
-                    "so many processes; use torchrun, or unset it, which serves --plan alone"
+                    f"WORLD_SIZE is {self.count} in the environment, but no launcher has started "
+                    "that many processes; use torchrun, or unset it, which is for --plan only"
                 )
             dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
 

@@ -128,7 +128,7 @@ def shape_of(
     if used := count_answer_tokens(examples)[mask_token_id]:
         raise ConfigError(
             f"mask_token_id {mask_token_id} occurs {used} times in the answers, so a masked slot "
-            "would look like a word; choose a token that no text uses, or leave it unset"
+            "would look like text; choose a token that no text uses, or leave it unset"
         )
     return draft_config_for(
         target.config,
@@ -157,9 +157,9 @@ def check_mask_before_answers(config: TrainConfig) -> None:
     text = tokenizer.decode([config.mask_token_id])
     if text and config.mask_token_id not in _special_ids(tokenizer):
         raise ConfigError(
-            f"mask_token_id {config.mask_token_id} is {text!r}, which may occur in the answers "
-            "that are yet to be written; leave it unset, give a special token, or write the "
-            "answers first (blockdraft data)"
+            f"mask_token_id {config.mask_token_id} is {text!r}, which may occur in answers that "
+            "are not written yet; leave it unset, give a special token, or write the answers first "
+            "(blockdraft data)"
         )
 
 
@@ -228,7 +228,7 @@ def start_shape(
         kind = found.kind
         what = "drafts from its anchor's slot too" if kind == "dflash" else f"is of the kind {kind}"
         raise ModelError(
-            f"the drafter of init_from, {config.init_from}, {what}: drafting with it works, and "
+            f"the drafter of init_from, {config.init_from}, {what}: drafting with it works, but "
             "training is not supported; start from one of the kind dflash or dflash2"
         )
     owned: dict[str, object] = {
@@ -258,8 +258,8 @@ def start_shape(
     check_pair(target, shape)
     if used := count_answer_tokens(examples)[shape.mask_token_id]:
         logger.warning(
-            "the drafter's mask token %d occurs %d times in the answers, where a masked slot looks "
-            "like a word; a new drafter would take another token",
+            "the drafter's mask token %d occurs %d times in the answers, so a masked slot looks "
+            "like text; a new drafter would use another token",
             *(shape.mask_token_id, used),
         )
     return shape
@@ -304,8 +304,8 @@ def _check_shared_ends(model: DraftModel, config: TrainConfig) -> None:
     }
     if own := [what for what, tensor in ends.items() if tensor is not None]:
         raise ModelError(
-            f"init_from {config.init_from} brings {' and '.join(own)} of its own, and training "
-            "works with the target's; start from a drafter that shares them"
+            f"init_from {config.init_from} has {' and '.join(own)} of its own, and training "
+            "uses the target's; start from a drafter that shares them"
         )
 
 

@@ -62,7 +62,8 @@ def write_report(folder: Path) -> Path:
     evaluations = [row for row in rows if "held_out" in row]
     charts = [
         (
-            "Loss of each step: cross entropy against the answers, and the target's distribution",
+            "Loss per step: cross entropy against the answers, and against the target's "
+            "distribution",
             {
                 "answers": _curve(steps, "nll"),
                 "target's distribution": _curve(steps, "distill"),
@@ -75,7 +76,7 @@ def write_report(folder: Path) -> Path:
             "steps",
         ),
         (
-            "The same over millions of tokens seen: what more training may bring",
+            "The same over millions of training tokens: what more training may bring",
             _tau_curves(
                 [row for row in evaluations if "tokens" in row],
                 lambda row: round(row["tokens"] / 1e6, 3),
@@ -84,7 +85,11 @@ def write_report(folder: Path) -> Path:
         ),
         ("Acceptance length in real decoding, by set", _by_set(evaluations, "true_tau"), "steps"),
         ("Speed-up over plain decoding, median by set", _by_set(evaluations, "speedup"), "steps"),
-        ("Share of right guesses, by place in the drafted block", _accuracy(evaluations), "steps"),
+        (
+            "Share of correct draft tokens, by position",
+            _accuracy(evaluations),
+            "steps",
+        ),
         ("Learning rate", {"learning rate": _curve(steps, "lr")}, "steps"),
     ]
     page = render(

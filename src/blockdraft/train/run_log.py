@@ -28,7 +28,7 @@ def read_log(folder: Path) -> Iterator[dict[str, Any]]:
         for number, row in read_jsonl(folder / LOG, is_growing=True):
             if not isinstance(row.get("step"), int):
                 remedy = "give another out, or move the file away"
-                raise bad_row(folder / LOG, number, "it is of no step of a run", remedy)
+                raise bad_row(folder / LOG, number, "it does not belong to a step of a run", remedy)
             yield row
 
 

@@ -20,7 +20,7 @@ from blockdraft.train.config import TrainConfig
 STATE = "state.pt"
 """In the folder of a run."""
 
-REMEDY = "delete it to begin anew, or give a new folder"
+REMEDY = "delete it to start over, or give a new folder"
 """For a state that is of no use."""
 
 MAX_COUNTED_SECONDS = 120.0
@@ -87,9 +87,9 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     # torch's own writer says RuntimeError when the disk is full.
     except (OSError, RuntimeError) as error:
         reason, free = str(error).split("\n")[0], shutil.disk_usage(path.parent).free
-        then = "goes on from the state before" if path.exists() else "begins anew"
+        then = "resumes from the previous state" if path.exists() else "starts over"
         raise DiskError(
-            f"cannot write {path}: {reason}; its disk has {free / 2**20:.0f} MiB free; make room "
+            f"cannot write {path}: {reason}; its disk has {free / 2**20:.0f} MiB free; make space "
             f"and start again, which {then}"
         ) from error
 
@@ -116,8 +116,8 @@ def damage_refused(path: Path, remedy: str = REMEDY) -> Iterator[None]:
         yield
     except OSError as error:
         raise DiskError(
-            f"cannot read {path}: {why_unread(error)}; mend its disk or permissions and start "
-            "again, which goes on from there"
+            f"cannot read {path}: {why_unread(error)}; fix its disk or permissions and start "
+            "again, which resumes from there"
         ) from error
     # torch raises any type for a damaged file, and advises to trust it.
     except Exception as error:
@@ -169,14 +169,14 @@ def load_state(
     with damage_refused(path):
         before = defaults | state["config"]
     changed = [
-        f"{k} (now {v}, there {before[k]})"
+        f"{k} (now {v}, then {before[k]})"
         for k, v in config.to_dict().items()
         if k not in _FREE and before[k] != v
     ]
     if changed:
         raise ConfigError(
             f"{path} is of a run with another {', '.join(changed)}; give the same, or a new out, "
-            "or delete it to begin anew"
+            "or delete it to start over"
         )
     for name, what in _TRAINED.items():
         if state[name] != plain(trained[name]):

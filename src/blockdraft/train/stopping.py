@@ -39,5 +39,5 @@ class StopSignals:
             raise Signaled(number)
         self.signal = number
         log_in_handler(
-            logger, "the run ends after this step and is saved; once more ends it at once"
+            logger, "the run ends after this step and is saved; a second signal ends it immediately"
         )

@@ -19,7 +19,7 @@ from blockdraft.train.training_run import TrainingRun, TrainResult
 
 LESS_MEMORY = (
     "lower anchors_per_forward, batch_sequences or pack_len (with a new out if a state was saved), "
-    "and see with --plan what a run takes at least"
+    "and see with --plan how much memory a run needs at least"
 )
 
 

@@ -162,7 +162,7 @@ class TrainingRun:
         if state["texts"] != self.texts:
             # Other texts have another order: begin a new pass rather than mix two.
             self.batches.begin_pass()
-            logger.info("the texts are others than before: a new pass begins")
+            logger.info("the texts changed: a new epoch starts")
         logger.info("continuing at step %d after %.1f min", self.step, self.clock.seconds / 60)
         return False
 

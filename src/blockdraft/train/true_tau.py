@@ -137,7 +137,7 @@ def serving(model: PreTrainedModel, folder: Path) -> Iterator[Engine]:
         # The run goes on with the same weights.
         target = make_target(LLMConfig(max_concurrency=1), model, checkpoint, keep_weights=True)
     except ModelError as error:
-        raise ModelError(f"{error}; or set tau_limit=0, without real decoding") from error
+        raise ModelError(f"{error}; or set tau_limit=0 to skip real decoding") from error
     with target.released_after():
         yield Engine(target, make_drafter(target, checkpoint))
 
@@ -185,7 +185,7 @@ def prompts_to_decode(
         needed = min((len(example.prompt_ids) for example in held_out), default=1)
     if needed > room:
         raise ConfigError(
-            f"tau_max_tokens is {config.tau_max_tokens}, which behind a prompt of {needed} tokens "
+            f"tau_max_tokens is {config.tau_max_tokens}, which after a prompt of {needed} tokens "
             f"exceeds the target's context of {context}; lower it, or give shorter tau_prompts"
         )
     return prompts or _held_out_prompts(config, held_out, room)

@@ -33,8 +33,8 @@ def write_untrained(config: TrainConfig, answers: DataConfig | None = None) -> P
         limit_vocabulary(drafter, config, texts.train)
     elif config.mask_token_id is None or config.draft_vocabulary:
         logger.warning(
-            "the answers are not written yet: they may change the mask token, and limit what the "
-            "drafter guesses (draft_vocabulary)"
+            "the answers are not written yet: they may change the mask token, and limit which "
+            "tokens the drafter proposes (draft_vocabulary)"
         )
     folder = config.out / "untrained"
     drafter.save_pretrained(folder, provenance(config, result="untrained"))

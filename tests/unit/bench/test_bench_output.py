@@ -87,7 +87,7 @@ def test_options_of_other_engines_are_refused_without_one(prompts, option):
 def test_a_run_that_keeps_nothing_only_says_that_it_was_interrupted(tmp_path):
     assert SpeedJournal().how_to_go_on() == "interrupted"
     journal = SpeedJournal(tmp_path / "x.json.part.jsonl", {})
-    assert "the same command goes on" in journal.how_to_go_on()
+    assert "the same command resumes it" in journal.how_to_go_on()
     journal.remove()
     assert journal.how_to_go_on() == "interrupted"
 

@@ -78,7 +78,7 @@ def test_the_command_says_that_only_times_count(pair, tmp_path):
     options = [*pair, "--prompts", BUNDLED, "--limit", 2, "--max-tokens", 12, "--output", output]
     result = run("bench", "speed", *options, "--force-acceptance", 0)
     assert result.exit_code == 0, result.output
-    assert "drafting pays from tau" in result.stdout
+    assert "break-even tau" in result.stdout
     assert "outputs are not the target's" in result.stdout
     report = json.loads(output.read_text(encoding="utf-8"))
     assert report["forced_acceptance"] == 0

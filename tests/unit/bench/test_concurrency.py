@@ -210,9 +210,9 @@ def test_every_definition_is_a_figure():
 @pytest.mark.parametrize(
     ("seconds_per_token", "text"),
     [
-        (0.04, "adaptive, 1 at once: 1.19 times fixed 15, 1.19-1.19"),
-        (0.0515, "adaptive, 1 at once: 0.98 times fixed 15, 0.98-0.98"),
-        (0.053, "adaptive, 1 at once: 0.95 times fixed 15, 0.95-0.95: MORE THAN 3 % SLOWER"),
+        (0.04, "adaptive, concurrency 1: 1.19 times fixed 15, 1.19-1.19"),
+        (0.0515, "adaptive, concurrency 1: 0.98 times fixed 15, 0.98-0.98"),
+        (0.053, "adaptive, concurrency 1: 0.95 times fixed 15, 0.95-0.95: MORE THAN 3 % SLOWER"),
     ],
 )
 def test_adaptive_depth_is_held_against_the_best_other_way(
@@ -244,7 +244,9 @@ def test_the_table_fits_80_columns():
 
 def test_the_depths_of_adaptive_rows_are_told(llm):
     rows = point_figures(measure_concurrency(llm, PROMPTS, SMALL))
-    assert depth_lines(rows)[1] == ("adaptive, 2 at once, longest path: 3 in 100% of the passes")
+    assert depth_lines(rows)[1] == (
+        "adaptive, concurrency 2, longest path: 3 in 100% of the passes"
+    )
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm):
@@ -296,7 +298,7 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--repeats", 2, "--output", output]
     result = run_bench(monkeypatch, llm, "concurrency", *arguments)
     assert result.exit_code == 0, result.output
-    assert "adaptive, 2 at once" in result.stdout
+    assert "adaptive, concurrency 2" in result.stdout
     assert "greedy, up to 8 requests of at most 11 tokens" in result.stdout
     report = json.loads(output.read_text(encoding="utf-8"))
     assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
@@ -319,10 +321,10 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
     with llm.interrupted(at_once=2):
         broken_off = run_bench(monkeypatch, llm, *arguments)
     assert broken_off.exit_code == INTERRUPTED
-    assert "has what was measured, and the same command goes on" in broken_off.stderr
+    assert "holds what was measured; the same command resumes it" in broken_off.stderr
     refused = run_bench(monkeypatch, llm, *arguments, "--seed", 1)
     assert refused.exit_code == MISTAKE
-    assert "of a run with other seed, which cannot be gone on with" in refused.stderr
+    assert "from a run with different seed and cannot be resumed" in refused.stderr
     llm.calls.clear()
     assert run_bench(monkeypatch, llm, *arguments).exit_code == 0
     assert {at_once for _, at_once, _, _ in llm.calls} == {2}

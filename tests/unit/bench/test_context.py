@@ -195,12 +195,12 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
     llm.generate = broken
     broken_off = run_bench(monkeypatch, llm, "context", *arguments)
     assert broken_off.exit_code == INTERRUPTED
-    assert "has what was measured, and the same command goes on" in broken_off.stderr
+    assert "holds what was measured; the same command resumes it" in broken_off.stderr
     llm.generate = real
     text.write_text(LINES.text[:-1], encoding="utf-8")
     refused = run_bench(monkeypatch, llm, "context", *arguments)
     assert refused.exit_code == MISTAKE
-    assert "of a run with other prompts, which cannot be gone on with" in refused.stderr
+    assert "from a run with different prompts and cannot be resumed" in refused.stderr
     text.write_text(LINES.text, encoding="utf-8")
     llm.calls.clear()
     assert run_bench(monkeypatch, llm, "context", *arguments).exit_code == 0

@@ -69,16 +69,14 @@ def test_several_sources_are_told_apart():
 def test_figures_are_told_in_words():
     rows, margin, memory = figure_lines(ACCOUNTS[0])
     assert rows == "target rows per token 1.11, 10% wasted, tau 1.80"
-    assert margin == (
-        "break-even tau 1.00: drafting gains +80% in decoding, +67% with prompts and all"
-    )
+    assert margin == ("break-even tau 1.00: drafting gains +80% in decoding, +67% with prefill")
     assert memory == (
         "3.5 MiB for drafting: weights 1.0, packed copies 2.0, draft K/V 0.0, waiting features 0.5"
     )
     assert len(figure_lines(ACCOUNTS[1])) == 1
     prompts_only = Ledger((line("prefill", 10, 3), line("commit", 0, 1)), 1, DraftMemory())
     assert figure_lines(Account("plain", prompts_only)) == [
-        "nothing was decoded behind the prompts' passes: there is no tau"
+        "nothing was decoded after prefill: there is no tau"
     ]
 
 
@@ -238,7 +236,7 @@ def test_bench_concurrency_accounts_for_each_way_at_each_point(pair, tmp_path):
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     accounts = report["ledger"]["accounts"]
     ways = ("plain", "fixed 3", "adaptive")
-    assert list(accounts) == [f"{point} at once, {way}" for point in (1, 2) for way in ways]
+    assert list(accounts) == [f"concurrency {point}, {way}" for point in (1, 2) for way in ways]
     for one in accounts.values():
         assert one["wall_nanoseconds"] > 0
     # Two repeats of eight requests.
@@ -248,5 +246,5 @@ def test_bench_concurrency_accounts_for_each_way_at_each_point(pair, tmp_path):
         if (row["concurrency"], row["way"]["name"]) == (2, "plain")
     ]
     assert tokens[0] == tokens[1] > 0
-    assert accounts["2 at once, plain"]["num_tokens"] == sum(tokens)
+    assert accounts["concurrency 2, plain"]["num_tokens"] == sum(tokens)
     assert page.read_text(encoding="utf-8").count("<svg") == 6 + 1

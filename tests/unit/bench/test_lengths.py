@@ -31,7 +31,7 @@ def test_the_length_counts_from_which_on_every_longer_one_saves_time(speedups, s
     has_bands = speedups[0][1] is not None
     assert found == BreakEvenLength(lengths, start, sure, has_bands)
     line = length_line(found)
-    assert ("one prompt, no band" in line) != has_bands
+    assert ("one prompt, no interval" in line) != has_bands
     # Of shorter ones nothing is said: at some of them drafting may save time.
     assert line.startswith("of 1, 2, 4, 8 tokens, drafted decoding takes ")
     assert ("takes longer at the longest" in line) == (start is None)
@@ -81,14 +81,14 @@ def test_the_report_says_that_one_prompt_has_no_band(tmp_path):
     runs = [(SpeedConfig(max_tokens=10, ignore_eos=True), MEASURED[:1])]
     path.write_text(json.dumps(json_report(FakeLLM(), runs)), encoding="utf-8")
     facts = section_of(read_result(path)).facts
-    said = "Of 10 tokens, drafted decoding takes no longer from 10 on; one prompt, no band."
+    said = "Of 10 tokens, drafted decoding takes no longer from 10 on; one prompt, no interval."
     assert said in facts
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--lengths", "2,1"], "lengths 2,1 is no curve"),
+        (["--lengths", "2,1"], "lengths 2,1 is not a curve"),
         (["--lengths", "1,1"], "names a number twice"),
         (["--lengths", "0,1"], "lengths is 0"),
         (["--lengths", "some"], "lengths is 'some'"),

@@ -212,10 +212,10 @@ def test_an_ended_command_goes_on(monkeypatch, sides, tmp_path):
     with llm.interrupted(at_once=2):
         broken_off = run(*arguments)
     assert broken_off.exit_code == INTERRUPTED
-    assert "has what was measured, and the same command goes on" in broken_off.stderr
+    assert "holds what was measured; the same command resumes it" in broken_off.stderr
     refused = run(*arguments, "--bad-drafter", "wrong")
     assert refused.exit_code == MISTAKE
-    assert "of a run with other --bad-drafter, which cannot be gone on with" in refused.stderr
+    assert "from a run with different --bad-drafter and cannot be resumed" in refused.stderr
     llm.calls.clear()
     assert run(*arguments).exit_code == 0
     assert {at_once for _, at_once, _, _ in llm.calls} == {2}

@@ -127,7 +127,7 @@ def test_an_engine_that_hangs_is_ended():
 
 
 def test_an_engine_that_does_not_start_in_time_is_ended():
-    with pytest.raises(EngineFailed, match=r"took over 0\.3 s to start, and was ended$"):
+    with pytest.raises(EngineFailed, match=r"took more than 0\.3 s to start and was stopped$"):
         start_fake("time.sleep(60)", start_seconds=0.3)
 
 
@@ -203,9 +203,9 @@ def test_failures_stand_in_the_result(llm):
     assert outside["missing"]["rate"] is None
     lines = failure_lines([outside_figures(other, measurements) for other in found])
     assert "refuses, 1 of 3 prompts: too long" in lines
-    assert any(line.startswith("missing, 3 of 3 prompts: not asked") for line in lines)
+    assert any(line.startswith("missing, 3 of 3 prompts: not run") for line in lines)
     dead = run["prompts"][2]["outside"]["dies"]
-    assert dead["reason"].startswith("not asked: died")
+    assert dead["reason"].startswith("not run: died")
     assert all(
         other.engine is None or other.engine._process.returncode is not None for other in found
     )
@@ -301,7 +301,7 @@ def test_a_drafter_that_an_engine_cannot_draft_with_is_refused(llm, tmp_path, mo
     monkeypatch.setattr(llm, "drafter_folder", folder)
     assert "the anchor's slot" in refused()
     edit_json(folder / "config.json", architectures=["DSparkDraftModel"])
-    assert "of the kind dspark, and this engine gets dflash only" in refused()
+    assert "of the kind dspark, and this engine runs only dflash" in refused()
     edit_json(folder / "config.json", architectures=["DFlash2DraftModel"])
     assert "of the kind dflash2" in refused()
 
@@ -467,13 +467,13 @@ def event(**choice):
 @pytest.mark.parametrize(
     ("lines", "status", "kind", "words"),
     [
-        ([event(text="a", token_ids=[1])], 200, EngineFailed, "broke off in the middle"),
+        ([event(text="a", token_ids=[1])], 200, EngineFailed, "disconnected in the middle"),
         (['data: {"error": "oh"}', "data: [DONE]"], 200, PromptFailed, "oh"),
         (["data: [DONE]"], 200, PromptFailed, "no token"),
         (["data: {"], 200, EngineFailed, "failed"),
         (['{"error": {"message": "too long"}}'], 400, PromptFailed, "too long"),
         (["full"], 503, EngineFailed, "503 full"),
-        (['data: {"choices": [7]}'], 200, EngineFailed, "another form"),
+        (['data: {"choices": [7]}'], 200, EngineFailed, "not answer in OpenAI's format"),
     ],
 )
 def test_a_server_that_fails_says_why(llm, lines, status, kind, words):
@@ -507,7 +507,7 @@ def test_a_server_that_is_not_there_is_a_reason(llm, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("vlm", "'vlm' is not known; give some of transformers, "),
+        ("vlm", "'vlm' is not known; give one or more of transformers, "),
         ("transformers,transformers", "twice"),
         (" , ", "names no engine"),
     ],
@@ -539,7 +539,7 @@ def test_the_command_shows_engines_and_reasons(pair, tmp_path, monkeypatch):
     result = run("bench", "speed", "--prompts", BUNDLED, *options)
     assert result.exit_code == 0, result.output
     assert "other engines" in result.stdout
-    assert "transformers-assisted, 1 of 1 prompts: not asked: cannot be set up" in result.stdout
+    assert "transformers-assisted, 1 of 1 prompts: not run: cannot be set up" in result.stdout
     written = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))
     assert written["runs"][0]["outside"]["fake"]["num_answered"] == 1
     assert "outside.over_plain" in written["definitions"]

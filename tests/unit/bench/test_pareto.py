@@ -90,9 +90,9 @@ def test_several_drafters_are_compared_in_one_run(monkeypatch, llm):
 
 def test_where_plain_decoding_gives_as_much_is_said(llm):
     points = pareto_points(ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, RepeatJournal()))
-    assert crossing_lines(points) == ["drafter: no more than plain in total from 4 at once on"]
+    assert crossing_lines(points) == ["drafter: no more than plain in total from concurrency 4 on"]
     points = [point for point in points if point.concurrency < 4]
-    assert crossing_lines(points) == ["drafter: more than plain in total with 2 at once too"]
+    assert crossing_lines(points) == ["drafter: more than plain in total up to concurrency 2"]
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
 def test_a_journal_of_another_run_is_refused(tmp_path):
     path = tmp_path / "j.jsonl"
     RepeatJournal(path, {"options": {"max_tokens": 1}, "prompts": "a"})
-    with pytest.raises(ConfigError, match="with other max_tokens, which cannot be gone on with"):
+    with pytest.raises(ConfigError, match="with different max_tokens and cannot be resumed"):
         RepeatJournal(path, {"options": {"max_tokens": 2}, "prompts": "a"})
     path.write_text('{"prompt": "x"}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="no journal of bench pareto"):
+    with pytest.raises(ConfigError, match="not a journal of bench pareto"):
         RepeatJournal(path, {}, "bench pareto")
     path.write_text('{"settings": {}}\n{"concurrency": 1}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="damaged"):
@@ -204,7 +204,7 @@ def test_the_command_writes_a_whole_result_and_no_journal(monkeypatch, llm, tmp_
     arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--repeats", 2, "--output", output]
     result = run_bench(monkeypatch, llm, "pareto", *arguments, "--parts")
     assert result.exit_code == 0, result.output
-    assert "in total, over plain, where users are equally fast" in result.stdout
+    assert "total throughput over plain, at equal speed per user" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["pareto.json"]
     report = json.loads(output.read_text(encoding="utf-8"))
     assert report["result"] == "pareto"
@@ -241,7 +241,7 @@ def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, e
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--concurrency", "2,1"], "2,1 is no curve; give growing numbers"),
+        (["--concurrency", "2,1"], "2,1 is not a curve; give increasing numbers"),
         (["--concurrency", "0"], "concurrency is 0"),
         (["--repeats", "0"], "repeats is 0"),
         (["--requests", "0"], "requests is 0"),

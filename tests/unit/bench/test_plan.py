@@ -186,9 +186,9 @@ def test_where_drafting_should_be_off(curve):
     assert off_from(result, "drafter") == 4
     goal = Goal(first_token_seconds=60.0)
     rows = make_plan(result, steady_traffic(0.5, 41, None), goal, 2.0)
-    assert [row.way for row in rows] == ["plain", "drafter", "drafter, off from 4 at once"]
+    assert [row.way for row in rows] == ["plain", "drafter", "drafter, off from concurrency 4"]
     assert off_lines(result, rows) == [
-        "drafter: turn it off from 4 at once on, where it gives 0.99 times plain in total "
+        "drafter: turn it off from concurrency 4 on, where it gives 0.99 times plain in total "
         "(0.99-0.99 over the repeats)"
     ]
     assert rows[0].cost_per_hour == 2 * rows[0].replicas
@@ -279,7 +279,7 @@ def test_a_curve_without_a_baseline_is_refused(curve, tmp_path):
         services_of(read_result(curve))
     other = tmp_path / "speed.json"
     other.write_text(json.dumps(speed_values()), encoding="utf-8")
-    with pytest.raises(ConfigError, match="is a result 'speed'; give one that bench pareto wrote"):
+    with pytest.raises(ConfigError, match="is a 'speed' result; give one that bench pareto wrote"):
         services_of(read_result(other))
 
 
@@ -291,7 +291,7 @@ def test_the_command_says_how_many(curve, tmp_path):
     assert "0.5 requests per second, outputs of 41 tokens; 95 % within TTFT 3000 ms" in (
         " ".join(result.stdout.split())
     )
-    assert "turn it off from 4 at once on" in result.stdout
+    assert "turn it off from concurrency 4 on" in result.stdout
     made = json.loads(output.read_text(encoding="utf-8"))
     assert made["result"] == "plan"
     assert {"command", "machine", "versions", "definitions", "curve", "goal"} <= set(made)

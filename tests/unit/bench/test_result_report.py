@@ -220,7 +220,7 @@ def test_published_figures_stand_beside_ones_own_only(folder):
     assert published_section([alone]).grids == []
     assert "published" not in run_cli(folder / "traffic.json").stdout
     by_load = published_section([alone, read_result(folder / "pareto.json")]).grids
-    assert [grid.title for grid in by_load] == ["Many requests at once"]
+    assert [grid.title for grid in by_load] == ["Many concurrent requests"]
 
 
 @pytest.mark.parametrize("number", [2, 9])
@@ -254,7 +254,7 @@ def test_the_legend_tells_the_temperature_of_each_group():
 def test_figures_of_the_table_are_those_of_the_result(folder):
     result = read_result(folder / "pareto.json")
     rows = section_of(result).grids[0].rows
-    assert [row[0] for row in rows[:3]] == [f"plain, {n} at once" for n in (1, 2, 4)]
+    assert [row[0] for row in rows[:3]] == [f"plain, concurrency {n}" for n in (1, 2, 4)]
     point = result.values["points"][-1]
     assert rows[-1][1].startswith(f"{three_digits(point['throughput']['median'])} (")
     assert rows[-1][-1] == "8/8"
@@ -311,9 +311,9 @@ def test_two_runs_are_compared(folder, written):
     changed(folder / "pareto.json", faster)
     changed(folder / "speed.json", lambda values: values["machine"].update(cpu="Other CPU"))
     printed = run_cli(folder / "pareto.json", "--against", written).stdout
-    row = next(line for line in printed.splitlines() if "plain, 1 at once: tok/s in total" in line)
+    row = next(line for line in printed.splitlines() if "plain, concurrency 1: total tok/s" in line)
     assert "+25.0% | APART" in row
-    tau = next(line for line in printed.splitlines() if "plain, 1 at once: tau" in line)
+    tau = next(line for line in printed.splitlines() if "plain, concurrency 1: tau" in line)
     assert "| equal |" in tau
     printed = run_cli(folder, "--against", written).stdout
     assert "speed: MIXED MACHINES" in printed
@@ -328,7 +328,7 @@ def test_a_figure_that_one_run_lacks_is_said(folder, written, tmp_path):
     assert printed.count("| not measured |") == 8
     changed(folder / "speed.json", lambda values: values["config"].update(target="other"))
     printed = run_cli(folder / "speed.json", "--against", before / "speed.json").stdout
-    assert "the models or their options are not the same" in printed
+    assert "the models or their options differ" in printed
     assert "OTHER OPTIONS" not in printed
 
 
@@ -370,13 +370,13 @@ def test_every_kind_can_be_compared(folder, kind):
         ("{", "cannot read"),
         ("[" * 100_000, "cannot read"),
         ('{"result": "speed", "command": ["\\ud800"]}', "cannot read"),
-        ("[]", "says not which result it is"),
-        ("{}", "says not which result it is; give files that --output"),
-        ('{"result": "poem"}', "is a result 'poem'"),
+        ("[]", "does not say which result it is"),
+        ("{}", "does not say which result it is; give files that --output"),
+        ('{"result": "poem"}', "is a 'poem' result"),
         ('{"result": "speed", "result_version": 7}', "has result_version 7, and this version"),
         ('{"result": "speed"}', "has result_version None"),
         ('{"result": "speed", "result_version": 1}', "without runs"),
-        ('{"result": "pareto", "result_version": 1, "points": [{}]}', "cut or changed by hand"),
+        ('{"result": "pareto", "result_version": 1, "points": [{}]}', "truncated or edited"),
         ('{"result": "pareto", "result_version": 1, "points": []}', "lacks the baseline"),
     ],
 )

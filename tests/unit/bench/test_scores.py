@@ -70,7 +70,7 @@ def test_right_answers_are_counted_by_set_and_way():
     assert scores["gsm8k"].num_cut == 1
     assert scores["gsm8k"].num_right == {"plain": 1, "drafted": 1, "x": 2, "transformers": 1}
     (line,) = score_lines(scores)
-    assert line.startswith("gsm8k: right answers of 2 (1 cut off by --max-tokens): plain 1, ")
+    assert line.startswith("gsm8k: correct answers of 2 (1 cut off by --max-tokens): plain 1, ")
 
 
 def test_the_command_writes_and_prints_scores(tmp_path):
@@ -86,7 +86,7 @@ def test_the_command_writes_and_prints_scores(tmp_path):
     ]
     result = run(*options, "--dtype", "float32", "--max-tokens", 6, "--score")
     assert result.exit_code == 0, result.output
-    assert "sums: right answers of 1" in result.stdout
+    assert "sums: correct answers of 1" in result.stdout
     written = json.loads(output.read_text(encoding="utf-8"))
     score = written["runs"][0]["scores"]["sums"]
     assert score["num_scored"] == 1
@@ -98,5 +98,5 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_loaded(tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "hello"}\n', encoding="utf-8")
     options = ["bench", "speed", "--prompts", prompts, "--target", "x", "--score"]
-    assert "no prompt has a number as its reference" in refusal(*options)
+    assert "no prompt has a test or a number as its reference" in refusal(*options)
     assert "leave it out" in refusal(*options, "--force-acceptance", "0")

@@ -102,8 +102,8 @@ def test_an_interrupted_command_goes_on_and_measures_nothing_twice(arguments, mo
     assert broken_off.exit_code == INTERRUPTED
     said = broken_off.stderr.splitlines()[-1]
     assert said == (
-        f"blockdraft: interrupted; {journal_of(arguments)} has what was measured, and the same "
-        "command goes on"
+        f"blockdraft: interrupted; {journal_of(arguments)} holds what was measured; the same "
+        "command resumes it"
     )
     assert not arguments[-1].exists()
     calls = interrupt_at(monkeypatch, 99)
@@ -130,11 +130,11 @@ def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path):
     journal = Journal(path)
     path.unlink()
     path.symlink_to("/dev/full")
-    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: its disk is full; make room"):
+    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: its disk is full; make space"):
         journal.add((0,), 1)
     path.unlink()
     path.mkdir()
-    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: Is a directory; mend its disk"):
+    with pytest.raises(DiskError, match=r"speed\.json\.part\.jsonl: Is a directory; fix its disk"):
         journal.add((0,), 1)
 
 
@@ -145,7 +145,9 @@ def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, folders)
     with monkeypatch.context() as patch:
         patch.setattr("torch.get_num_threads", lambda: 2)
         said = refusal(*arguments)
-    assert "is of a run with --threads 1, and now there are 2; give --threads 1, delete it" in said
+    assert (
+        "is from a run with --threads 1, and this one uses 2; give --threads 1, delete it" in said
+    )
     weights = folders[1] / "model.safetensors"
     before = weights.read_bytes()
     weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
@@ -153,7 +155,7 @@ def test_other_weights_and_threads_do_not_go_on(arguments, monkeypatch, folders)
         said = refusal(*arguments)
     finally:
         weights.write_bytes(before)
-    assert "of a run with other weights, which cannot be gone on with" in said
+    assert "from a run with different weights and cannot be resumed" in said
 
 
 def test_another_command_does_not_go_on(arguments, monkeypatch):
@@ -161,11 +163,11 @@ def test_another_command_does_not_go_on(arguments, monkeypatch):
         interrupt_at(patch, 2)
         run(*arguments)
     said = refusal(*arguments[:-2], "--temperature", "0.5", *arguments[-2:])
-    assert "of a run with other temperature, which cannot be gone on with" in said
+    assert "from a run with different temperature and cannot be resumed" in said
     said = refusal(*arguments[:-2], "--no-lookup", "--max-tokens", "9", *arguments[-2:])
-    assert "of a run with other lookup, --max-tokens, which cannot be gone on with" in said
+    assert "from a run with different lookup, --max-tokens and cannot be resumed" in said
     journal_of(arguments).write_text("{}\n", encoding="utf-8")
-    assert "no journal of bench speed" in refusal(*arguments)
+    assert "not a journal of bench speed" in refusal(*arguments)
 
 
 @pytest.mark.slow
@@ -251,7 +253,7 @@ def test_a_turn_that_does_not_fit_is_named(llm):
 @pytest.mark.parametrize("turns", [["a", " "], ["a", 3], ["a", None]])
 def test_a_bad_later_turn_is_refused(arguments, tmp_path, turns):
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"turns": turns}), encoding="utf-8")
-    assert "line 1: a turn behind the first" in refusal(*arguments)
+    assert "line 1: a turn after the first" in refusal(*arguments)
 
 
 def test_the_seed_chooses_the_prompts():

@@ -159,7 +159,7 @@ def test_the_command_lists_its_traffic_and_goes_on(arguments, monkeypatch):
     assert [row[0] for row in grid.rows] == ["plain", "adaptive"]
     assert [row[-2] for row in grid.rows] == ["16/16"] * 2
     names = [figure.name for figure in figures_of(read_result(output))]
-    assert "adaptive: over plain, decoding" in names
+    assert "adaptive: decode speed-up" in names
 
 
 def test_a_different_output_ends_the_command_with_1(arguments, monkeypatch):

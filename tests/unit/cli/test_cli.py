@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_written_costs_no_answer(pair, tmp_path, monkeypat
     file = tmp_path / "file"
     found = run(*options, file, *pair, "--max-tokens", 4, "abc")
     assert found.exit_code == DISK_FAILED
-    assert f"cannot write {file}: No space left on device; make room there" in found.stderr
+    assert f"cannot write {file}: No space left on device; free space there" in found.stderr
     if "--json" in options:
         assert len(json.loads(found.stdout)["token_ids"]) == 4
     assert found.stdout.strip()
@@ -452,7 +452,11 @@ def test_an_answer_keeps_to_a_grammar(pair, tmp_path):
 
 def test_a_grammar_that_cannot_be_used_is_refused(pair, tmp_path):
     schema = tmp_path / "schema.json"
-    for text, reason in [("{", "no JSON"), ("[]", "JSON object"), ('{"type": "foo"}', "foo")]:
+    for text, reason in [
+        ("{", "not valid JSON"),
+        ("[]", "JSON object"),
+        ('{"type": "foo"}', "foo"),
+    ]:
         schema.write_text(text, encoding="utf-8")
         assert reason in refusal("generate", *pair, "--json-schema", schema, "hi")
     missing = tmp_path / "missing.json"
@@ -483,7 +487,10 @@ def test_a_grammar_that_cannot_be_used_is_refused(pair, tmp_path):
         (["bench", "context", "--max-tokens", "512"], "in the context of 512 tokens"),
         (["bench", "context", "--text", "/absent.txt"], "cannot read /absent.txt"),
         (["bench", "context", "--output", "/absent/report.json"], "its folder does not exist"),
-        (["bench", "context", "--output", "/proc/report.json"], "its folder takes no new file"),
+        (
+            ["bench", "context", "--output", "/proc/report.json"],
+            "no file can be created in its folder",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_weights_are_read(

@@ -334,8 +334,8 @@ def no_choice():
 @pytest.mark.parametrize(
     ("has_gpu", "reason", "device", "said"),
     [
-        (False, None, "cpu", "cpu, as CUDA finds no GPU"),
-        (True, "no kernel image", "cpu", "cpu, as the GPU is not usable (no kernel image)"),
+        (False, None, "cpu", "cpu, because CUDA finds no GPU"),
+        (True, "no kernel image", "cpu", "cpu, because the GPU is not usable (no kernel image)"),
         (True, None, "cuda", "cuda, H200"),
     ],
 )

@@ -40,7 +40,7 @@ def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
     assert "--max-concurrency is 0" in refusal("--max-concurrency", 0)
     refused = refusal("--api-key-file", tmp_path / "none")
     assert "cannot read the API keys" in refused
-    assert "one on each line" in refused
+    assert "one per line" in refused
     (tmp_path / "keys").write_text("# nothing\n\n", encoding="ascii")
     assert "holds no API key" in refusal("--api-key-file", tmp_path / "keys")
     with bind(ServeConfig(port=0)) as sock:
@@ -67,7 +67,7 @@ def test_an_origin_that_a_browser_sends_is_taken(origin):
 
 def test_a_key_does_not_belong_on_the_command_line():
     line = refusal("--api-key", "very-secret")
-    assert "seen by everybody" in line
+    assert "everybody on this machine can see" in line
     assert "very-secret" not in line
 
 

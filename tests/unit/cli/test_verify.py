@@ -141,4 +141,4 @@ def test_what_is_no_receipt_is_refused(target, tmp_path, text, reason):
 
 def test_a_receipt_that_could_not_be_written_is_refused_at_once(target, tmp_path):
     path = tmp_path / "missing" / "r.json"
-    assert "make it first" in refusal("generate", *target, "--receipt", path, "abc")
+    assert "create it first" in refusal("generate", *target, "--receipt", path, "abc")

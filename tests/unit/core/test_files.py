@@ -25,7 +25,7 @@ def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Path, "write_text", fill_the_disk)
-    with pytest.raises(DiskError, match=r"cannot write .*report\.json: no space left; make room"):
+    with pytest.raises(DiskError, match=r"cannot write .*report\.json: no space left; free space"):
         publish({"b": 2}, output, as_json=True)
     assert json.loads(capsys.readouterr().out) == {"b": 2}  # not lost
     assert output.read_text() == '{\n  "a": 1\n}\n'
@@ -66,7 +66,7 @@ def test_what_takes_no_file_is_refused_before_the_work(tmp_path):
     for path, reason in [
         (tmp_path / "absent" / "file", "does not exist"),
         (tmp_path, "it is a folder"),
-        (Path("/proc/file"), "takes no new file"),
+        (Path("/proc/file"), "no file can be created in its folder"),
     ]:
         with pytest.raises(ConfigError, match=reason):
             check_writable(path)
@@ -84,7 +84,7 @@ def _full_disk(dir):
 def test_a_full_disk_is_said_before_the_work(tmp_path, monkeypatch):
     """It still takes a file without content."""
     monkeypatch.setattr("tempfile.TemporaryFile", _full_disk)
-    with pytest.raises(DiskError, match=r"takes no new file \(No space left on device\)"):
+    with pytest.raises(DiskError, match=r"no file can be created .* \(No space left on device\)"):
         check_writable(tmp_path / "new")
 
 
@@ -110,7 +110,7 @@ def test_a_file_has_the_mode_of_any_new_file_and_nothing_is_left_of_a_failure(tm
 def test_a_line_that_cannot_be_written_names_its_file(tmp_path, number):
     path = tmp_path / "result.part.jsonl"
     with (
-        pytest.raises(DiskError, match=rf"cannot write to {path}: .*start again, which goes on"),
+        pytest.raises(DiskError, match=rf"cannot write to {path}: .*start again, which continues"),
         write_errors_named(path),
     ):
         raise OSError(number, os.strerror(number))

@@ -40,16 +40,16 @@ def test_a_cut_off_archive_is_refused(tmp_path, keep):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"{}\n[1]\n", "line 2: it is no JSON object"),
-        (b"{}\n{\n", "line 2: no JSON"),
+        (b"{}\n[1]\n", "line 2: it is not a JSON object"),
+        (b"{}\n{\n", "line 2: invalid JSON"),
         (b"{}\n\xff\n", "line 2: it is not in UTF-8"),
         (b"{}\n" + '{"n": "\u00e9"}'.encode("latin-1"), "line 2: it is not in UTF-8"),
         ('{"n": 1}\n'.encode("utf-16"), "line 1: it is not in UTF-8"),
         (b'[\n {"n": 1},\n {"n": 2}\n]\n', "line 1: the file is one JSON list; .*jq"),
         (b'\xef\xbb\xbf[{"n": 1}]', "line 1: the file is one JSON list; .*jq"),
         (b"3\n", "line 1"),
-        (b"{}\n" + b"[" * 100_000 + b"\n", "line 2: no JSON"),
-        (b'{"id": "\\uD83D\\uDE00"}\n{"id": "\\uDE00"}\n', "line 2: .*half of a character"),
+        (b"{}\n" + b"[" * 100_000 + b"\n", "line 2: invalid JSON"),
+        (b'{"id": "\\uD83D\\uDE00"}\n{"id": "\\uDE00"}\n', "line 2: .*half a character"),
     ],
 )
 def test_bad_content_is_refused_with_its_place(tmp_path, content, reason):

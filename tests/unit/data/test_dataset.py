@@ -59,7 +59,7 @@ def test_a_last_row_without_a_lines_end_counts(tmp_path):
     [
         ("{}\n", "line 1: it needs id"),
         ('{"id": 1, "set": "s", "prompt_ids": [1], "response_ids": [2.5]}\n', "needs id"),
-        ("1\n", "no JSON object"),
+        ("1\n", "not a JSON object"),
         ("nonsense\n", "cannot read"),
         ("", "no answer"),
         ('{"prompt": "hi"}\n', "a prompt without an answer; let the target answer it"),

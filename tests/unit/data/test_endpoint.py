@@ -205,9 +205,12 @@ def test_an_answer_without_its_end_counts_as_cut_off(told, finish):
     ("reply", "words"),
     [
         ((200, {"choices": [{"text": "hi", "finish_reason": "stop"}]}), "returns no token ids"),
-        ((200, {"choices": []}), "another form than OpenAI's"),
-        ((200, ["hello"]), "another form than OpenAI's"),
-        ((401, {"error": {"message": "no"}}), f"wants a key .401 no.; put it into .{KEY_VARIABLE}"),
+        ((200, {"choices": []}), "not answer in OpenAI's format"),
+        ((200, ["hello"]), "not answer in OpenAI's format"),
+        (
+            (401, {"error": {"message": "no"}}),
+            f"requires an API key .401 no.; put it into .{KEY_VARIABLE}",
+        ),
         ((404, {"message": "no such model"}), "no such model.; give the URL"),
         ((400, {"error": {"message": "no such field"}}), r"no such field; .* room for \d+ tokens"),
     ],
@@ -245,7 +248,7 @@ def test_nobody_there(monkeypatch, caplog):
     monkeypatch.setattr(endpoint_answers, "NUM_TRIES", 3)
     with server_of() as (url, _):
         pass
-    with pytest.raises(NetworkError, match=r"failed 3 times, at last with: .*refused"):
+    with pytest.raises(NetworkError, match=r"failed 3 times, most recently with: .*refused"):
         Endpoint.find(url, None)
     # Else nothing would be said for a minute.
     assert caplog.text.count("does not answer") == 1
@@ -277,5 +280,5 @@ def test_what_is_no_url_is_refused_before_a_model_is_looked_for(url, tmp_path, m
     arguments = ["--output", str(tmp_path / "out"), "--self-written", "1", "--endpoint", url]
     result = run("data", *arguments)
     assert result.exit_code == MISTAKE
-    with pytest.raises(ConfigError, match="is no URL"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         Endpoint.find(url, None)

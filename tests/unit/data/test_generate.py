@@ -102,7 +102,7 @@ def test_a_full_disk_is_said(folder, tmp_path, monkeypatch):
         patch.setattr("blockdraft.data.generate.write_shards", full)
         result = data(folder, output, "--prompts", prompts)
     assert result.exit_code == DISK_FAILED
-    assert "its disk is full; make room and start again" in result.stderr
+    assert "its disk is full; make space and start again" in result.stderr
     assert data(folder, output, "--prompts", prompts).exit_code == 0
     assert len(ids_in(output)) == 3
 
@@ -122,7 +122,10 @@ def test_answers_that_only_an_earlier_run_asked_for_are_told_of(folder, tmp_path
     again = data(folder, output, "--prompts", prompts, "--temperature", 0, "--temperature", 0.7)
     assert "earlier runs" not in again.stderr  # all that is there was asked for
     other = data(folder, output, "--prompts", prompts, "--temperature", 0.3)
-    assert "also holds 6 answers that earlier runs asked for" in other.stderr.replace("\n", " ")
+    assert (
+        "also holds 6 answers of earlier runs that this one did not ask for"
+        in other.stderr.replace("\n", " ")
+    )
     assert read_manifest(output)["counts"]["answers"] == 9
 
 
@@ -195,4 +198,4 @@ def test_an_output_that_is_a_file_is_refused(folder, tmp_path):
     path = prompts_of(tmp_path, 1)
     result = data(folder, path, "--prompts", path)
     assert result.exit_code == 2
-    assert "is no folder" in result.stderr
+    assert "is not a folder" in result.stderr

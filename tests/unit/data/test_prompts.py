@@ -24,16 +24,16 @@ def write(path, rows):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"messages": "text"}, "no list of objects"),
+        ({"messages": "text"}, "not a list of objects"),
         ({"messages": [{"role": "user"}]}, "a message has no text"),
-        ({"messages": [{"role": "bot", "content": "a"}]}, r"a user's \(its roles: bot\)"),
-        ({"messages": [{"role": "user", "content": " "}]}, "every message of the user is empty"),
+        ({"messages": [{"role": "bot", "content": "a"}]}, r"has the role user \(roles: bot\)"),
+        ({"messages": [{"role": "user", "content": " "}]}, "every user message is empty"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "parts that are no text",
+            "parts that are not text",
         ),
         ({"text": " "}, "its text is empty"),
-        ({"turns": ["one", " "]}, "a turn behind the first is no text, or empty"),
+        ({"turns": ["one", " "]}, "a turn after the first is empty or not text"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, reason):

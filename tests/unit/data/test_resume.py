@@ -33,7 +33,7 @@ def config(folder, tmp_path):
 
 
 def test_prompts_that_are_all_too_long_are_refused(config):
-    with pytest.raises(ConfigError, match=r"all of 6 prompts hold more than max_prompt_tokens 5"):
+    with pytest.raises(ConfigError, match=r"all of 6 prompts have more than max_prompt_tokens 5"):
         generate_data(replace(config, max_prompt_tokens=5))
     assert not config.output.exists()
 
@@ -60,7 +60,7 @@ def test_a_run_that_answers_nothing_is_refused(config, monkeypatch):
 
 def test_answers_that_are_all_left_out_are_refused(config):
     # The tiny target ends no answer by itself.
-    with pytest.raises(ConfigError, match=r"no answer in .* is fit to train on .*truncated 6"):
+    with pytest.raises(ConfigError, match=r"no answer in .* is usable for training .*truncated 6"):
         generate_data(replace(config, drop_truncated=True))
     assert "shards" not in read_manifest(config.output)
 
@@ -81,7 +81,9 @@ def test_a_refused_run_is_not_in_the_manifest(config, tmp_path):
     before = read_manifest(config.output)
     (tmp_path / "other").mkdir()
     other = write_rows(tmp_path / "other" / "prompts.jsonl", [{"prompt": "else"}])
-    with pytest.raises(ConfigError, match="an answer to another prompt of the id 'prompts-0'"):
+    with pytest.raises(
+        ConfigError, match="an answer to a different prompt with the id 'prompts-0'"
+    ):
         generate_data(replace(config, prompts=(other,)))
     assert read_manifest(config.output) == before
 
@@ -247,7 +249,7 @@ def test_a_template_with_todays_date_goes_on_the_next_day(tmp_path, monkeypatch)
     generate_data(config)
     assert (config.output / "answers.jsonl").read_text(encoding="utf-8") == before
     write_rows(prompts, [{"id": "a", "prompt": "say two"}])
-    with pytest.raises(ConfigError, match="another prompt of the id 'a'"):
+    with pytest.raises(ConfigError, match="a different prompt with the id 'a'"):
         generate_data(config)
 
 

@@ -190,7 +190,9 @@ def test_prompts_of_one_name_and_other_texts_are_not_one(folder, tmp_path):
     # Of the three texts one is in both.
     assert len(list(read_rows(joined))) == num_rows * 3 // 2
 
-    with pytest.raises(ConfigError, match="an answer to another prompt of the id 'prompts-0'"):
+    with pytest.raises(
+        ConfigError, match="an answer to a different prompt with the id 'prompts-0'"
+    ):
         generate_data(dataclasses.replace(config, output=outputs[0]))
     with pytest.raises(ConfigError, match="holds joined answers"):
         generate_data(dataclasses.replace(config, output=joined))

@@ -156,7 +156,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch, cached):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(dataset, "Writer", full)
-    with pytest.raises(DiskError, match="make room"):
+    with pytest.raises(DiskError, match="make space"):
         read(write_answers(tmp_path / "answers.jsonl", 3))
 
 

@@ -93,7 +93,7 @@ def test_a_sound_pair_is_in_order(pair):
     assert f"{TAU:.2f}" in checks["tau, math"].found
     assert "128 tokens from the cache" in checks["prefix reuse"].found
     assert "one lower 1." in checks["layer ids"].found
-    assert verdict(checks.values()).startswith("IN ORDER")
+    assert verdict(checks.values()).startswith("NO PROBLEMS")
 
 
 def test_what_lies_beside_the_weights(pair):
@@ -273,7 +273,9 @@ def set_mask(pair, mask):
     forget(pair[1], "drafter")
 
 
-@pytest.mark.parametrize(("mask", "what"), [(999, "out of vocabulary"), (262, "chat template")])
+@pytest.mark.parametrize(
+    ("mask", "what"), [(999, "outside the vocabulary"), (262, "chat template")]
+)
 def test_a_mask_token_that_cannot_stand_for_nothing(pair, mask, what):
     set_mask(pair, mask)
     checks = look(pair, quick=False) if mask == 999 else look(pair)
@@ -346,7 +348,7 @@ def test_guesses_that_are_padding(pair, monkeypatch):
     monkeypatch.setattr(examination, "measure_offline", measure)
     checks = look(pair, quick=False)
     assert names(checks) == ["vocabulary"]
-    assert "100% of the guesses" in checks["vocabulary"].found
+    assert "100% of the draft tokens" in checks["vocabulary"].found
 
 
 def test_a_target_that_ends_its_answers_at_once(pair, monkeypatch):
@@ -364,7 +366,7 @@ def test_a_target_that_ends_its_answers_at_once(pair, monkeypatch):
     (tau,) = (check for name, check in checks.items() if name.startswith("tau"))
     assert (tau.mark, tau.found) == (
         "unknown",
-        "not measured: the target ended every answer with its first token",
+        "not measured: the target ended every answer after its first token",
     )
 
 
@@ -403,7 +405,7 @@ def test_a_target_that_reuses_nothing(pair, monkeypatch):
     monkeypatch.setattr("blockdraft.models.target.paged.layer_shapes", without_pages)
     checks = look(pair, quick=False)
     assert names(checks) == []
-    assert "reuses no prompts" in checks["prefix reuse"].found
+    assert "cannot reuse prompts" in checks["prefix reuse"].found
     assert "one lower 1." in checks["layer ids"].found
 
 

@@ -20,7 +20,7 @@ def folders(tmp_path_factory):
 def test_a_pair_in_order_exits_with_0(pair):
     result = run("doctor", *pair)
     assert result.exit_code == 0, result.output
-    for part in ("IN ORDER", "target weights", "tau, writing", "expected 5.73", "✓ ok"):
+    for part in ("NO PROBLEMS", "target weights", "tau, writing", "expected 5.73", "✓ ok"):
         assert part in result.stdout
     assert "\x1b" not in result.stdout  # no terminal, no colors
     assert "decoding 20 prompts" in result.stderr
@@ -44,7 +44,7 @@ def test_a_line_that_is_out_exits_with_1_and_says_what_to_do(tmp_path):
     arguments = ["doctor", "--target", target, "--drafter", drafter, "--dtype", "float32"]
     result = run(*arguments, "--quick")
     assert result.exit_code == NO
-    assert "OUT OF ORDER: chat template" in result.stdout
+    assert "PROBLEMS FOUND: chat template" in result.stdout
     assert "→ copy chat_template.jinja" in " ".join(result.stdout.split())
     result = run(*arguments, "--quick", "--json")
     assert result.exit_code == NO
@@ -78,11 +78,11 @@ def test_a_damaged_provenance_is_refused(tmp_path):
 
 def test_the_verdict_counts():
     ok, doubt = Check("a", "ok", ""), Check("b", "warning", "")
-    assert verdict([ok]) == "IN ORDER: nothing was found that costs acceptance"
+    assert verdict([ok]) == "NO PROBLEMS: nothing was found that costs acceptance"
     assert verdict([ok, doubt, doubt]).endswith("(2 warnings)")
     out, unknown = Check("c", "out", ""), Check("d", "unknown", "")
-    assert verdict([out, unknown, doubt]) == "OUT OF ORDER: c (1 warning, 1 unknown)"
-    assert verdict([Check("tau, math", "out", ""), out]) == "OUT OF ORDER: tau, math; c"
+    assert verdict([out, unknown, doubt]) == "PROBLEMS FOUND: c (1 warning, 1 unknown)"
+    assert verdict([Check("tau, math", "out", ""), out]) == "PROBLEMS FOUND: tau, math; c"
 
 
 def test_a_card_without_room_for_the_check_of_its_kernels_is_told(pair, monkeypatch):

@@ -30,11 +30,11 @@ def test_one_prompt_is_explained(pair):
     result = run("explain", *pair, *SHORT, "the abc")
     assert result.exit_code == 0, result.output
     for part in (
-        "drafted and kept",
+        "drafted and accepted",
         "rounds",
         "[rejected]",
         "by kind of text",
-        "by place in the block",
+        "by position in the block",
         "tau",
     ):
         assert part in result.stdout
@@ -51,7 +51,7 @@ def test_one_prompt_is_explained(pair):
 
 def test_a_single_token_leaves_nothing_to_sum(pair):
     printed = run("explain", *pair, "--max-tokens", 1, "the abc").stdout
-    assert "0 rounds: no token came after the one of the prompt's pass" in printed
+    assert "0 rounds: no token came after the prefill's" in printed
     assert "tau" not in printed
     assert "by kind of text" not in printed
 
@@ -62,7 +62,7 @@ def test_a_single_token_leaves_nothing_to_sum(pair):
         ([], "whole blocks of the drafter's model alone; --adaptive shows what generate does"),
         (["--lookup"], "whole blocks of the drafter's model and lookup alone; --adaptive shows "),
         (["--draft-depth", 2], "as many tokens as the options allow of the drafter's model alone"),
-        (["--adaptive"], "as much as saves time, as generate drafts; without --adaptive whole"),
+        (["--adaptive"], "adaptive, as in generate; without --adaptive, whole"),
     ],
 )
 def test_the_mode_is_said_first(pair, options, mode):
@@ -228,8 +228,8 @@ def test_questions_are_read_with_names_and_categories(tmp_path):
         (["hi", "--prompts", "p.jsonl"], "give either a prompt"),
         (["--prompts", "no-such.jsonl"], "no-such.jsonl"),
         ([" "], "empty"),
-        (["--drafter", "none", "hi"], "no drafts"),
-        (["--num-draft-tokens", "0", "hi"], "no drafts"),
+        (["--drafter", "none", "hi"], "nothing is drafted"),
+        (["--num-draft-tokens", "0", "hi"], "nothing is drafted"),
         (["--stall-ms", "0", "--stream", "hi"], "--stall-ms is 0"),
         (["--stall-ms", "9", "hi"], "--stream"),
         (["--stall-ms", "nan", "--stream", "hi"], "--stall-ms"),
@@ -246,7 +246,7 @@ def test_what_cannot_be_explained_is_refused(pair, options, reason):
 def test_a_target_whose_drafter_is_not_known_is_refused(pair):
     alone = [*pair[:2], "--dtype", "float32", "hi"]
     for command, reason in (
-        (["explain"], "no drafts"),
+        (["explain"], "nothing is drafted"),
         (["generate", "--compare"], "--compare needs a drafter"),
     ):
         result = run(*command, *alone)
@@ -264,7 +264,7 @@ def test_explain_marks_what_was_drafted(pair):
     plain = run_json("generate", *options)["text"]
     assert answer.replace("‹", "").replace("›", "") == plain
     assert answer.count("‹") == answer.count("›") > 0
-    assert "drafted and kept" in result.stdout
+    assert "drafted and accepted" in result.stdout
 
 
 def test_smooth_release_changes_no_text(pair):

@@ -126,7 +126,7 @@ def test_a_drafter_of_another_width_must_bring_an_embedding(tmp_path: Path) -> N
     drafter = drafter_folder(tmp_path / "drafter", hidden_size=32)
     fit = examine_fit(target, drafter, torch.float32)
     assert fit.fits
-    assert "that the drafter has an embedding of its own" in fit.later[0]
+    assert "whether the drafter has an embedding of its own" in fit.later[0]
     tiny_drafter(hidden_size=32).save_pretrained(drafter)
     fit = examine_fit(target, drafter, torch.float32)
     assert "hidden size is 32 in the drafter and 64" in str(fit.reason)
@@ -135,9 +135,7 @@ def test_a_drafter_of_another_width_must_bring_an_embedding(tmp_path: Path) -> N
 def test_whether_tokens_are_the_same_is_not_known_from_configs(tmp_path: Path) -> None:
     target = config_folder(tmp_path / "target", "Qwen3", {})
     other = config_folder(tmp_path / "other", "Qwen3", {"num_hidden_layers": 1})
-    assert (
-        "its tokens are those of the target" in examine_fit(target, other, torch.float32).later[0]
-    )
+    assert "its tokens are the target's" in examine_fit(target, other, torch.float32).later[0]
     for folder in (target, other):
         tiny_tokenizer().save_pretrained(folder)
     assert not any("tokens" in text for text in examine_fit(target, other, torch.float32).later)
@@ -160,7 +158,7 @@ def test_a_drafter_guesses_from_the_tokens_that_its_file_names(tmp_path: Path) -
     drafter = drafter_folder(tmp_path / "drafter")
     write_draft_vocabulary(drafter, [1, 2, 5])
     assert run_json("models", "check", target, drafter)["drafter"]["guessed_tokens"] == 3
-    assert "guesses from 3 tokens" in run("models", "check", target, drafter).stdout
+    assert "proposes from 3 tokens" in run("models", "check", target, drafter).stdout
 
 
 def test_the_verdict_is_the_first_line_and_the_exit_status(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(small, monkeypatch):
 
     async def flood():
         with serving(small, max_waiting=3) as engine:
-            with pytest.raises(Overloaded, match="0 samples wait and 8 more were asked for"):
+            with pytest.raises(Overloaded, match="0 samples wait, 8 more were requested"):
                 engine.submit([job(small, "abc", n=8)])
             streams = [engine.submit([job(small, "abc", n=7)])]
             gate.let(1)
@@ -226,7 +226,7 @@ def test_a_step_that_fails_is_tried_again(small, monkeypatch, caplog):
             return await read(engine.submit([job(small, "abc")]))
 
     assert run(ask())[0][0, 0].token_ids == expected
-    assert caplog.text.count("a step failed and is tried again") == 4
+    assert caplog.text.count("a step failed; retrying") == 4
 
 
 def test_reports_that_fail_end_nobody(small, monkeypatch):

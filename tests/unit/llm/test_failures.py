@@ -203,7 +203,7 @@ def test_a_request_that_fails_leaves_the_other_prompts_whole(llm, monkeypatch):
     generations = llm.generate(["abc", "z" * 60, "the"], params(n=1))
     ends = [g.completions[0] for g in generations]
     assert [end.finish_reason for end in ends] == ["length", "error", "length"]
-    assert "not enough memory for a forward of 60 tokens" in ends[1].error
+    assert "not enough memory for a forward pass of 60 tokens" in ends[1].error
     assert (ends[1].token_ids, ends[1].text) == ((), "")
     assert [ends[0].token_ids, ends[2].token_ids] == expected
     assert_nothing_left(llm)

@@ -150,7 +150,7 @@ def test_a_grammar_that_fails_on_the_way_ends_its_request_only(llm, monkeypatch)
 
     def allowed(self, output_ids, ahead):
         if self is broken[0] and len(output_ids) + len(ahead) >= 9:
-            raise RequestError("the grammar cannot be followed any further: too complex")
+            raise RequestError("the grammar cannot be followed further: too complex")
         return real(self, output_ids, ahead)
 
     monkeypatch.setattr(GrammarState, "allowed", allowed)

@@ -159,7 +159,7 @@ def test_each_prompt_may_have_its_own_params(llm):
         ),
         (
             lambda llm: llm.chat([{"role": "user", "content": [{"image": "x" * 1000}]}]),
-            "^message {.{,98}x holds something else than text; give role and content as str$",
+            "^message {.{,98}x holds something other than text; give role and content as str$",
         ),
     ],
 )
@@ -284,7 +284,7 @@ def test_models_run_in_pages_unless_they_cannot(llm, folders, caplog, monkeypatc
     monkeypatch.setattr("blockdraft.models.target.paged.layer_shapes", without_pages)
     assert isinstance(load_llm(folders).engine.target, SequentialTarget)
     assert "runs its sequences one after another: it is to run without" in caplog.text
-    with pytest.raises(ConfigError, match=r"memory of 0\.5 GiB cannot be kept to"):
+    with pytest.raises(ConfigError, match=r"memory of 0\.5 GiB cannot be enforced"):
         load_llm(folders, memory=0.5)
 
 

@@ -81,7 +81,9 @@ def test_a_request_chooses_its_drafters(folders):
         (found,) = llm.generate(PROMPTS[0], params(max_tokens=60, drafters=drafters)).completions
         assert set(found.acceptance.drafted_by) <= expected
         assert bool(found.acceptance.drafted_by) == bool(expected)
-    with pytest.raises(RequestError, match="names 'eagle', and loaded are prediction, lookup, ngr"):
+    with pytest.raises(
+        RequestError, match="names 'eagle', but only these are loaded: prediction, l"
+    ):
         llm.generate(PROMPTS[0], SamplingParams(drafters=("eagle",)))
     for wrong in ("lookup", [1], 5):
         with pytest.raises(RequestError, match="drafters"):
@@ -103,7 +105,7 @@ def test_a_grammar_is_asked_before_tokens_are_proposed(folders):
 def test_shared_lookup_needs_lookup():
     assert LLMConfig(shared_lookup=100).shared_lookup == 100
     for off in ({"lookup": False}, {"drafter": "none"}, {"num_draft_tokens": 0}):
-        with pytest.raises(ConfigError, match="shared_lookup is 100, and lookup is off"):
+        with pytest.raises(ConfigError, match="shared_lookup is 100, but lookup is off"):
             LLMConfig(shared_lookup=100, **off)
     with pytest.raises(ConfigError, match="give a number of tokens"):
         LLMConfig(lookup=True, shared_lookup=-1)

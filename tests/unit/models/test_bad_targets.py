@@ -96,12 +96,12 @@ BAD = {
     ),
     "minimax": (
         refused_kind("MiniMax"),
-        f"how layer 1 changes its state is not known; use a model .*, or {GENERATE}$",
+        f"how layer 1 updates its state is unknown; use a model .*, or {GENERATE}$",
     ),
     "indexed": (
         indexed,
         # Versions of transformers call them by different names.
-        r"what layers of kind \w+_attention remember cannot be rolled back yet; use a model "
+        r"the state of its \w+_attention layers cannot be rolled back yet; use a model "
         f"with attention, .*, or {GENERATE}$",
     ),
     "zaya": (refused_kind("Zaya"), "does not run: .*; use another dtype or another model"),
@@ -159,7 +159,7 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_code_of_a_model_is_run_only_if_it_is_trusted(own_code: Path, tmp_path: Path) -> None:
-    message = "needs code of its own, which is not run unasked.*give --trust-remote-code if you"
+    message = "needs custom code, which does not run by default.*give --trust-remote-code if you"
     for load in (load_tokenizer, target_without_weights):
         with pytest.raises(ModelError, match=message):
             load(own_code)
@@ -277,7 +277,7 @@ def test_weights_of_another_size_are_named_with_both_sizes(tmp_path: Path) -> No
 def test_weights_that_are_no_numbers_are_told_from_rows_that_depend(tmp_path: Path) -> None:
     folder = tiny_target_folder(tmp_path)
     change_weight(folder, lambda weight: weight * torch.nan)
-    with pytest.raises(ModelError, match=r"logits are no numbers \(NaN\).*; fetch the model again"):
+    with pytest.raises(ModelError, match=r"logits are NaN, .*; download the model again"):
         LLM(str(folder), None, dtype="float32")
 
 

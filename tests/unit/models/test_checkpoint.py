@@ -168,8 +168,8 @@ def test_shards_are_joined(folder):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.tensor(torch.nan), "fc.weight in .* holds what is no finite number; copy"),
-        (torch.tensor(-torch.inf), "fc.weight in .* holds what is no finite number; copy"),
+        (torch.tensor(torch.nan), "fc.weight in .* holds values that are not finite; copy"),
+        (torch.tensor(-torch.inf), "fc.weight in .* holds values that are not finite; copy"),
         (torch.tensor(1, dtype=torch.int8), r"of type torch.int8; use a checkpoint in one of fl"),
     ],
 )
@@ -222,7 +222,7 @@ def test_incomplete_and_damaged_folders(folder, tmp_path):
     for file, content, message in (
         ("model.safetensors", b"garbage", "cannot read"),
         ("config.json", b"{", "not valid JSON"),
-        ("config.json", b"[]", "no JSON object"),
+        ("config.json", b"[]", "not a JSON object"),
     ):
         broken = tmp_path / "broken"
         shutil.copytree(folder, broken)

@@ -265,7 +265,7 @@ def test_dflash2_keys_are_read_from_both_places_and_written_back():
         ({"selector_rank": None}, "has no selector_rank, neither in dflash_config nor at the top"),
         ({"conv_group_size": 24}, "conv_group_size 24 does not divide hidden_size 64"),
         ({"conv_kernel_size": 0}, "conv_kernel_size is 0 in the drafter's config; it must be pos"),
-        ({"selector_top_k": 98}, "selector_top_k is 98 .* has 97 tokens; give at most so many"),
+        ({"selector_top_k": 98}, "selector_top_k is 98 .* has 97 tokens; give at most that many"),
         ({"selector_top_k": "6"}, "selector_top_k is '6' .* give an integer"),
     ],
 )
@@ -354,7 +354,7 @@ def test_the_anchors_slot_may_draft_without_a_head():
         (
             "dspark",
             {"markov_head_type": "rnn", "sample_from_anchor": False},
-            "whether its state begins at that slot is not known",
+            "whether its state starts at that slot is unknown",
         ),
         ("dspark", {"emb_dim": 4}, "emb_dim = 4, which belongs to Domino"),
         ("domino", {"emb_dim": None}, "has no emb_dim, neither"),
@@ -363,7 +363,7 @@ def test_the_anchors_slot_may_draft_without_a_head():
         ("domino", {"pure_draft_prefix_len": 7}, "its block drafts 7 tokens; give a .* 0 to 6"),
         ("domino", {"pure_draft_prefix_len": -1}, "pure_draft_prefix_len is -1"),
         ("domino", {"markov_rank": 4}, "markov_rank = 4, which belongs to DSpark"),
-        ("dflash2", {"sample_from_anchor": True}, "not supported in one of the kind dflash2"),
+        ("dflash2", {"sample_from_anchor": True}, "not supported for the kind dflash2"),
     ],
 )
 def test_keys_of_the_successors_that_are_missing_or_do_not_fit_are_refused(kind, changes, message):

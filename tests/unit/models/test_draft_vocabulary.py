@@ -89,7 +89,7 @@ def test_it_is_saved_with_the_drafter_and_goes_when_it_has_none(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[1, 9]", "token 9"), ("{", "cannot read"), ("[]", "no list"), ('["a"]', "no list")],
+    [("[1, 9]", "token 9"), ("{", "cannot read"), ("[]", "not a list"), ('["a"]', "not a list")],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)

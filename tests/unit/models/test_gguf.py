@@ -268,7 +268,9 @@ def test_without_a_template_beside_it_has_that_of_the_file(tmp_path: Path) -> No
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     tiny_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"tokenizer.json beside tiny.gguf is not of its model"):
+    with pytest.raises(
+        ModelError, match=r"tokenizer.json beside tiny.gguf does not belong to the model"
+    ):
         resolve_model(str(tmp_path / "tiny.gguf"))
 
 

@@ -79,12 +79,12 @@ def test_values_that_have_no_scale_are_refused(broken: float) -> None:
     weight = draw(4, 64)
     weight[2, 40] = broken
     for num_bits in (4, 8):
-        with pytest.raises(ValueError, match="no number, or too large"):
+        with pytest.raises(ValueError, match="not a number, or too large"):
             in_groups(weight, num_bits)
 
 
 def test_other_widths_are_refused() -> None:
-    with pytest.raises(ValueError, match="40 inputs are no multiple of 32"):
+    with pytest.raises(ValueError, match="40 inputs are not a multiple of 32"):
         in_groups(draw(4, 40), 4)
 
 
@@ -186,13 +186,13 @@ def test_what_cannot_be_quantized_is_refused() -> None:
         quantize_model(model, "int8")
     model = tiny_target()
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] = torch.nan
-    with pytest.raises(ModelError, match="a weight cannot be quantized: a value is no number"):
+    with pytest.raises(ModelError, match="a weight cannot be quantized: a value is not a number"):
         quantize_model(model, "int4")
 
 
 def test_a_machine_without_kernels_is_told_so(without_kernels, caplog) -> None:
     quantize_model(tiny_target(), "int8")
-    assert "products unpack them each time, slower than without --quantize" in caplog.text
+    assert "every matrix product unpacks them, slower than without --quantize" in caplog.text
 
 
 def test_it_computes_what_its_weights_stand_for() -> None:

@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_costs_the_file_and_not_the_proof(pair, tmp_path, m
     result = prove("--quick", *pair, "--output", tmp_path / "c.json")
     assert result.exit_code == DISK_FAILED
     assert "PROVEN" in result.stdout
-    assert "make room there, or name another file; the proof goes on" in result.stderr
+    assert "free space there, or name another file; the proof continues" in result.stderr
 
 
 def test_json_is_the_certificate(pair, tmp_path):
@@ -301,7 +301,7 @@ def _lines_of_replay(replay):
     [
         ("{", "cannot read"),
         ("[" * 100_000, "cannot read"),
-        ("[]", "is no certificate"),
+        ("[]", "is not a certificate"),
         ('{"kind": "blockdraft proof", "format": 9}', "format 9"),
         ('{"kind": "blockdraft proof", "format": 1}', "lacks config"),
     ],

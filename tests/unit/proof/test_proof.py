@@ -99,7 +99,7 @@ def test_what_the_target_cannot_take_is_left_out_of_the_corpus_only(llm: LLM) ->
         plan_cases(llm, [], CORPUS, CONFIG)
     with pytest.raises(RequestError, match="two prompts have the id 'a'"):
         plan_cases(llm, CORPUS, CORPUS[:1], CONFIG)
-    with pytest.raises(RequestError, match="takes no prompt"):
+    with pytest.raises(RequestError, match="can take no prompt"):
         plan_cases(llm, CORPUS[-1:], [], CONFIG)
 
 
@@ -264,7 +264,7 @@ def take_nothing_over(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> str:
     memory = llm.engine.target.memory
     start = memory.open
     monkeypatch.setattr(memory, "open", lambda key, ids, **how: start(key, ids[:1], **how))
-    return "prompt from the cache: no prompt was taken over"
+    return "prompt from the cache: no prompt was reused"
 
 
 @pytest.mark.parametrize("empty", [fail_in_trees, draft_nothing, take_nothing_over])
@@ -300,7 +300,7 @@ def test_a_batch_in_which_nobody_was_preempted_has_tested_nothing(
     assert proof.findings.failures == []
     monkeypatch.setattr(llm.engine.scheduler, "preempt", lambda sequence: None)
     proof._check_way(BATCHED)
-    assert proof.findings.failures == ["in a batch: nobody was preempted"]
+    assert proof.findings.failures == ["in a batch: nothing was preempted"]
 
 
 def test_a_target_that_follows_no_grammar_is_proven_without(

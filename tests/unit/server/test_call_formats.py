@@ -319,7 +319,7 @@ def test_python_s_calls_without_a_mark_are_found_and_made(tmp_path, monkeypatch)
             "/v1/chat/completions", **{**ASK, "tools": tools, "parallel_tool_calls": False}
         )
         assert refused.status_code == 400
-        assert "no mark at their begin" in refused.json()["error"]["message"]
+        assert "no start mark" in refused.json()["error"]["message"]
         answering(monkeypatch, json.dumps("[look(name='abc', age=3)]"))
         assert chat(server) == (None, "", [("look", json.dumps(LOOK))], "tool_calls")
         assert blocks(server) == (["function_call"], ["tool_use"])

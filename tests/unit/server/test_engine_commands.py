@@ -171,23 +171,25 @@ def test_what_an_engine_cannot_honor_is_refused_by_its_name(started, option, eng
     for engine in engines:
         line = refusal("serve", "--engine", engine, *option.split())
         assert line.startswith(f"blockdraft: {option.split()[0]} ")
-        assert f"cannot be kept by {engine}" in line
+        assert f"cannot be honored by {engine}" in line
     assert not started
 
 
 def test_values_that_an_engine_cannot_take(tmp_path, folders, started, monkeypatch):
     pair = ["--target", folders[0], "--drafter", folders[1], "--port", 0]
     vllm, sglang = (["serve", "--engine", name, *pair] for name in ("vllm", "sglang"))
-    assert "at most 3 tokens a step" in refusal(*vllm, "--num-draft-tokens", BLOCK_SIZE)
+    assert "at most 3 tokens per step" in refusal(*vllm, "--num-draft-tokens", BLOCK_SIZE)
     assert "--tensor-parallel is 0" in refusal(*vllm, "--tensor-parallel", 0)
     assert "dtype is float64" in refusal(*vllm, "--dtype", "float64")
     assert "--pipeline-parallel is 2" in refusal(*sglang, "--pipeline-parallel", 2)
     assert "there is no drafter" in refusal(*vllm, "--drafter", "none", "--num-draft-tokens", 1)
-    assert "--port stands in the engine's command" in refusal(*vllm, "--", "--port=1")
-    assert "--max-num-seqs stands" in refusal(*vllm, "--max-concurrency", 2, "--", "--max_num_seqs")
+    assert "--port is already in the engine's command" in refusal(*vllm, "--", "--port=1")
+    assert "--max-num-seqs is already" in refusal(
+        *vllm, "--max-concurrency", 2, "--", "--max_num_seqs"
+    )
     for key in (["--api-key", "very-secret"], ["--api_key=very-secret"]):
         line = refusal(*vllm, "--", *key)
-        assert "--api-key on the command line is seen by everybody" in line
+        assert "--api-key on the command line can be read by everybody" in line
         assert "very-secret" not in line
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n", encoding="ascii")
@@ -222,7 +224,7 @@ def test_a_drafter_of_another_kind_is_refused_by_its_kind(
     config = json.loads((drafter / "config.json").read_text()) | {"architectures": [architecture]}
     (drafter / "config.json").write_text(json.dumps(config))
     line = refusal("serve", "--engine", "vllm", "--target", folders[0], "--drafter", drafter)
-    assert f"a drafter of the kind {kind}, and this engine gets dflash or dflash2 only" in line
+    assert f"a drafter of the kind {kind}, and this engine runs only dflash or dflash2" in line
     assert not started
 
 

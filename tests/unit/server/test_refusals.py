@@ -444,7 +444,7 @@ def test_a_body_of_many_small_parts_is_refused_before_it_is_checked(server):
     parts.append(parts[0])
     error = error_of(server.client.post(CHAT, json=sent), 413)
     assert error["code"] == "body_too_large"
-    assert "32769 JSON objects and lists, and at most 32768 are taken" in error["message"]
+    assert "32769 JSON objects and lists, and at most 32768 are accepted" in error["message"]
     lists = {**message(), "metadata": [[]] * MAX_OBJECTS}
     error_of(server.client.post(CHAT, json=lists), 413)
     # Braces of a text are no objects, also behind quotes in it.
@@ -459,7 +459,9 @@ def test_a_body_of_many_members_is_refused_before_it_is_checked(server):
     members |= {f"m{i}": 1 for i in range(8)}
     sent = {**chat_body(max_tokens=1), "metadata": members}
     error = error_of(server.client.post(CHAT, json=sent), 413)
-    assert "members of objects, and at most 131072 are taken; send fewer turns" in error["message"]
+    assert (
+        "members of objects, and at most 131072 are accepted; send fewer turns" in error["message"]
+    )
     # Colons of a text are no members.
     text = {"messages": [{"role": "user", "content": "a: " * (MAX_MEMBERS + 1)}]}
     assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
@@ -472,7 +474,7 @@ def test_a_body_of_many_values_is_refused_before_it_is_read(server, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr("starlette.requests.Request.json", None)  # would fail
         error = error_of(server.client.post(CHAT, json=sent), 413)
-    assert "524289 values, and at most 524288 are taken; send fewer turns" in error["message"]
+    assert "524289 values, and at most 524288 are accepted; send fewer turns" in error["message"]
     # Commas of a text are no values.
     text = {"messages": [{"role": "user", "content": "a, " * (MAX_VALUES + 1)}]}
     assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
@@ -647,7 +649,8 @@ TOO_LONG = "this model's maximum context length is exceeded"
         (
             {"response_format": {"type": "json_object"}},
             "ignore_eos",
-            "a grammar, such as that of a format, says where the answer ends; leave out ignore_eos",
+            "a grammar, such as that of a format, decides where the answer ends; "
+            "leave out ignore_eos",
         ),
         ({"echo": True}, "echo", "echo is true: only false is supported; leave it out"),
         (
@@ -792,7 +795,7 @@ def test_a_grammar_that_is_too_complex_is_the_mistake_of_its_request(server, str
         error = error_of(response, 400)
     assert error["type"] == "invalid_request_error"
     assert error["param"] == "structured_outputs.regex"
-    assert "cannot be followed any further" in error["message"]
+    assert "cannot be followed further" in error["message"]
 
 
 def test_the_beginning_of_a_deep_value_is_enough(server):

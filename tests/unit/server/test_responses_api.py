@@ -320,7 +320,7 @@ REFUSED = [
     ({"conversation": "conv_1"}, "conversation", "stores nothing"),
     ({"prompt": {"id": "p"}}, "prompt", "stores nothing"),
     ({"background": True}, "background", "stores no responses"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]", "takes functions only"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]", "supports only functions"),
     ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", "by its name"),
     ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "the mode auto"),
     (

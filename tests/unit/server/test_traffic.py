@@ -131,7 +131,7 @@ def test_a_request_may_take_only_so_long(llm, gate):
         response = server.chat()
         error = error_of(response, 408)
         assert error["code"] == "request_timeout"
-        assert "waiting included; ask for fewer tokens, or start the server" in error["message"]
+        assert "queueing included; ask for fewer tokens, or start the server" in error["message"]
         assert response.headers["x-should-retry"] == "false"
         with server.client.stream("POST", CHAT, json=chat_body(stream=True)) as streamed:
             (line,) = [line for line in streamed.iter_lines() if line]
@@ -146,7 +146,7 @@ def test_a_request_that_only_waited_is_told_so(llm, gate):
         wait_until(lambda: len(server.service.engine._running) == 4)
         response = server.chat()
         message = error_of(response, 408)["message"]
-        assert "waited 0.3 seconds, and no place became free; ask again when" in message
+        assert "waited 0.3 seconds without getting a place; try again when" in message
         assert response.headers["x-should-retry"] == "false"
         assert "ask for fewer tokens" in error_of(running.result(), 408)["message"]
         gate.let()
@@ -305,7 +305,7 @@ def test_a_server_answers_what_is_open_and_ends_with_its_engine(llm, gate, monke
         assert "RuntimeError" in server.server.death
         assert "boom" not in server.server.death
     assert "boom" in caplog.text
-    assert "the server ends with its engine" in caplog.text
+    assert "the server stops with its engine" in caplog.text
 
 
 def test_a_command_whose_engine_has_ended_fails(monkeypatch):

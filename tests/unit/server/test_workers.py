@@ -112,7 +112,7 @@ def test_only_so_much_waits(gate):
         workers = make(max_waiting=4, max_waiting_each=3)
         slow = [asyncio.ensure_future(workers.run(gate.wait, "a")) for _ in range(2 + 3)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="3 of one client"):
+        with pytest.raises(Overloaded, match="3 per client"):
             await workers.run(lambda: 1, "a")
         slow += [asyncio.ensure_future(workers.run(gate.wait, "b")) for _ in range(2 + 1)]
         await asyncio.sleep(0)

@@ -549,14 +549,14 @@ def test_kept_in_a_file(tmp_path: Path) -> None:
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     random_head().save(tmp_path)
     path = tmp_path / HEAD_NAME
-    with pytest.raises(ModelError, match="no Hydra head of a target with hidden size 64"):
+    with pytest.raises(ModelError, match="not a Hydra head for a target with hidden size 64"):
         HydraHead.load(tmp_path, 64, VOCAB_SIZE)
-    with pytest.raises(ModelError, match="not rising ids below 298"):
+    with pytest.raises(ModelError, match="not ascending ids below 298"):
         HydraHead.load(tmp_path, SIZE, 298)
     broken = random_head()
     broken.bias.data[3] = torch.nan
     broken.save(tmp_path)
-    with pytest.raises(ModelError, match="some weights are no finite numbers"):
+    with pytest.raises(ModelError, match="some weights are not finite"):
         HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
     for wrong in (
         {"window": 0}, {"num_keys": 0}, {"num_keys": 3}, {"head_dim": 15}, {"window": 24.0},
@@ -566,13 +566,13 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         with safe_open(path, "pt") as file:
             told = json.loads(file.metadata()["shape"])
         save_file(load_file(path), path, {"shape": json.dumps(told | wrong)})
-        with pytest.raises(ModelError, match="no Hydra head"):
+        with pytest.raises(ModelError, match="not a Hydra head"):
             HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
     save_file(load_file(path), path)  # without its shape
     with pytest.raises(ModelError, match="delete it to draft without"):
         HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ModelError, match="no Hydra head"):
+    with pytest.raises(ModelError, match="not a Hydra head"):
         HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
 
 

@@ -133,10 +133,10 @@ def test_a_damaged_table_is_refused_with_the_remedy(tmp_path: Path) -> None:
         arrays | {"1.keys": arrays["1.keys"][:, None]},
     ):
         save_file({name: np.ascontiguousarray(value) for name, value in damaged.items()}, path)
-        with pytest.raises(ModelError, match=r"is no table of n-grams .* or delete it"):
+        with pytest.raises(ModelError, match=r"is not a table of n-grams .* or delete it"):
             NGramTable.load(tmp_path)
     path.write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="is no table of n-grams"):
+    with pytest.raises(ModelError, match="is not a table of n-grams"):
         NGramTable.load(tmp_path)
 
 

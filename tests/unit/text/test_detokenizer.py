@@ -178,7 +178,7 @@ def test_what_a_tokenizer_lacks_is_said(tmp_path):
     (folder / "tokenizer.json").unlink()
     own = {"AutoTokenizer": ["own.Own", None]}
     edit_json(folder / "tokenizer_config.json", tokenizer_class="Own", auto_map=own)
-    with pytest.raises(ModelError, match=r"needs code of its own.* give --trust-remote-code"):
+    with pytest.raises(ModelError, match=r"needs custom code.* give --trust-remote-code"):
         load_tokenizer(folder)
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(ModelError, match=r", which has no tokenizer.json: .*; copy the tokenizer"):

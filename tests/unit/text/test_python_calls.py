@@ -313,9 +313,9 @@ def test_optional_arguments_may_be_left_out(grammars, tokenizer):
 
 def test_a_call_without_a_mark_can_be_required_and_not_watched_for():
     strict = [replace(tool, strict=True) for tool in TOOLS]
-    with pytest.raises(RequestError, match="no mark at their begin"):
+    with pytest.raises(RequestError, match="no start mark"):
         calls_grammar(strict, ToolChoice("auto"), PYTHON)
-    with pytest.raises(RequestError, match="no mark at their begin"):
+    with pytest.raises(RequestError, match="no start mark"):
         calls_grammar(TOOLS, ToolChoice("auto"), PYTHON, parallel=False)
     assert calls_grammar(TOOLS, ToolChoice("auto"), PYTHON) is None
 
@@ -323,10 +323,10 @@ def test_a_call_without_a_mark_can_be_required_and_not_watched_for():
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({"properties": {"two words": {}}}, "'two words' is no name"),
-        ({"properties": {"3": {}}}, "'3' is no name"),
+        ({"properties": {"two words": {}}}, "'two words' is not a valid"),
+        ({"properties": {"3": {}}}, "'3' is not a valid"),
         ({"properties": {"a" * 257: {}}}, "257 letters"),
-        ({"properties": {}, "required": ["a"]}, "required without"),
+        ({"properties": {}, "required": ["a"]}, "required names are not among"),
         ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
     ],
 )

@@ -41,7 +41,7 @@ from tests.tools import (
         ([], "give a list of functions"),
         ("look", "give a list of functions"),
         ({"a": 1}, "give a list of functions"),
-        ([3], "no function"),
+        ([3], "is not a function"),
         ([{"type": "web_search"}], "'function'"),
         ([{"type": "function"}], "lacks the object"),
         ([function(name="two words")], "'two words'"),
@@ -106,11 +106,11 @@ def test_only_an_obligation_strictness_or_a_single_call_needs_a_grammar():
     ]:
         grammar = calls_grammar(tools, ToolChoice(mode), TAGGED, parallel=parallel)
         assert (grammar is not None) is needed
-    with pytest.raises(RequestError, match="no mark"):
+    with pytest.raises(RequestError, match="no start mark"):
         calls_grammar(strict, ToolChoice("auto"), BARE)
     names = frozenset(NAMES)
     assert calls_grammar(TOOLS, ToolChoice("auto", allowed=names), TAGGED) is None
-    with pytest.raises(RequestError, match=r"no mark.* allowed_tools, or require a call"):
+    with pytest.raises(RequestError, match=r"no start mark.* allowed_tools, or require a call"):
         calls_grammar(TOOLS, ToolChoice("auto", allowed=names - {"look"}), BARE)
 
 

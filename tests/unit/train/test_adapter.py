@@ -110,4 +110,4 @@ def test_features_of_the_rounded_target_are_not_those_of_the_whole_one(
     train(small_config(tmp_path, max_steps=1, feature_cache=cache))
     changed = {"out": tmp_path / "int4", "quantize": "int4"}
     train(small_config(tmp_path, max_steps=1, feature_cache=cache, **changed))
-    assert "features of something else; they are made anew" in caplog.text
+    assert "features of something else; they are computed again" in caplog.text

@@ -101,7 +101,7 @@ def test_a_plan_and_a_run_warn_of_numbers_that_are_too_low(config, tmp_path, cap
     told = run_json("train", path, "--plan")["plan"]
     assert len(told["warnings"]) == 3
     for words, warning in zip(
-        ("answers to train on are too few", "held-out answers are too few", "too few steps"),
+        ("answers are too few to train on", "held-out answers are too few", "too few steps"),
         told["warnings"],
         strict=True,
     ):
@@ -136,7 +136,7 @@ def test_a_run_that_ends_below_plain_says_so_last(config, tmp_path, monkeypatch)
     path = run_file(tmp_path / "run.toml", config)
     result = run("train", path, "max_steps=1")
     assert result.exit_code == 0, result.output
-    words = "does not pay yet: with whole blocks, decoding runs at 0.80 of the speed of plain"
+    words = "does not save time yet: with whole blocks, decoding runs at 0.80 of the speed of plain"
     assert words in result.stderr.splitlines()[-1]
     assert below_plain({"speedup": {"all": 1.0}}) is None
     assert below_plain({"speedup": {}}) is None
@@ -183,7 +183,7 @@ def test_from_prompts_to_a_working_pair(config, tmp_path):
     expected = run_json("train", path, "data=[]", "--plan")["plan"]
     assert expected["answers"]["expected"] == 16
     people = run("train", path, "data=[]", "--plan")
-    assert "begins by writing 16 answers" in people.stdout
+    assert "first generates 16 answers" in people.stdout
     assert not (tmp_path / "run").exists()
     result = run("train", path, "data=[]")
     assert result.exit_code == 0, result.output
@@ -248,7 +248,7 @@ def test_processes_divide_what_they_share(config, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     whole = estimate_run(config)
     assert timed == [6, 2]
-    rows = ("features of a batch", "activations of a draft forward")
+    rows = ("features of a batch", "activations of a draft forward pass")
     of_drafter = ("drafter", "float32 masters, gradients and optimizer")
     for name, size in alone.memory.items():
         # Two of the six rows are the most that one of four processes gets.
@@ -304,7 +304,7 @@ def test_the_page_stays_small_and_safe(tmp_path):
     assert "<b>" not in text
     assert "a&lt;" in text
     assert "-5.0%" in text
-    assert "over millions of tokens seen" in text
+    assert "over millions of training tokens" in text
     assert text.count(",") < 8 * (MAX_POINTS + 2)
 
 

@@ -217,8 +217,8 @@ def test_long_answers_are_left_out_and_said_so(
     caplog.set_level("INFO", "blockdraft")
     with patch.object(start, "MAX_TOKENS", 14):
         result = train_head(replaced(config, limit=1000))
-    assert "answers left out: of more than 14 tokens with their prompts 600" in caplog.text
-    assert f"{900 - result.num_held_out} answers to learn from" in caplog.text
+    assert "answers left out, with more than 14 tokens including the prompt: 600" in caplog.text
+    assert f"{900 - result.num_held_out} answers to train on" in caplog.text
 
 
 def test_what_the_drafter_has_held_out_is_not_learned_from(config: HeadConfig) -> None:
@@ -266,7 +266,7 @@ def test_a_refused_training_deletes_no_states(config: HeadConfig, tmp_path: Path
     with stopped_after(1), pytest.raises(Stopped):
         train_head(config)
     before = (tmp_path / "states" / "filled.bin").read_bytes()
-    with pytest.raises(ConfigError, match="of a training with other answers"):
+    with pytest.raises(ConfigError, match="from a training with other answers"):
         train_head(replaced(config, limit=100))
     assert (tmp_path / "states" / "filled.bin").read_bytes() == before
 
@@ -295,7 +295,7 @@ def test_a_disk_without_room_is_said_before_the_training(config: HeadConfig) -> 
     with (
         patch.object(shutil, "disk_usage", lambda path: usage),
         patch.object(run_module._HeadRun, "_learn") as learn,
-        pytest.raises(DiskError, match=f"{HEAD_STATE} needs .* MiB free; make room"),
+        pytest.raises(DiskError, match=f"{HEAD_STATE} needs .* MiB free; make space"),
     ):
         train_head(config)
     assert not learn.called
@@ -331,13 +331,13 @@ def test_a_head_that_became_worse_is_said_and_replaces_no_better_one(
     silly = replaced(config, lr=100.0, minutes=0.01, from_head=True, num_tokens=None)
     result = train_head(silly)
     assert sum(result.after) > sum(result.before)
-    assert "the drafter keeps the head that it had; lower lr (it is 100)" in caplog.text
+    assert "the drafter keeps its earlier head; lower lr (it is 100)" in caplog.text
     assert result.head.read_bytes() == good
     assert not (config.drafter / HEAD_STATE).exists()
     # Without one to keep there is still what was asked for.
     caplog.clear()
     train_head(replaced(config, lr=100.0, minutes=0.01))
-    assert "the head guesses worse than before its training: divergence" in caplog.text
+    assert "the head predicts worse than before training: divergence" in caplog.text
     assert (config.drafter / HEAD_NAME).read_bytes() != good
 
 
@@ -378,7 +378,7 @@ def test_a_signal_ends_the_reading_too(config: HeadConfig, tmp_path: Path) -> No
 
 
 def test_training_begins_with_the_drafter_s_head(config: HeadConfig) -> None:
-    with pytest.raises(ConfigError, match=f"has no {HEAD_NAME} to begin with"):
+    with pytest.raises(ConfigError, match=f"has no {HEAD_NAME} to start from"):
         train_head(replaced(config, num_tokens=None, from_head=True))
     train_head(config)
     before = HydraHead.load(config.drafter, HIDDEN_SIZE, TEXT_VOCAB_SIZE)
@@ -418,7 +418,7 @@ def test_what_cannot_be_trained_is_refused(config: HeadConfig, tmp_path: Path) -
     for folder in (config.drafter, config.drafter / ".." / "drafter", *config.answers):
         with pytest.raises(ConfigError, match=r"states is '.*; it must be a folder of its own"):
             replaced(config, states=folder)
-    with pytest.raises(ConfigError, match="is no folder; give another name"):
+    with pytest.raises(ConfigError, match="is not a folder; give another name"):
         train_head(replaced(config, states=config.drafter / "config.json" / "states"))
     with pytest.raises(ConfigError, match="keeps its layers, tokens and size"):
         replaced(config, from_head=True)
@@ -435,7 +435,7 @@ def test_answers_that_are_too_short_are_refused_without_a_limit_that_none_has_se
 ) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"id": "1", "set": "s", "prompt_ids": [1, 2], "response_ids": []}\n')
-    with pytest.raises(ConfigError, match=r"\(0 loop, 1 hold under 1 token\); write more"):
+    with pytest.raises(ConfigError, match=r"\(0 loop, 1 hold under 1 token\); generate more"):
         train_head(replaced(config, answers=(empty,)))
 
 

@@ -57,8 +57,8 @@ def interrupt_answers(monkeypatch, number):
 @pytest.mark.parametrize(
     ("last", "line"),
     [
-        (1, "interrupted before a state was saved; the same command trains from the beginning"),
-        (5, "interrupted; the same command goes on from step 3"),
+        (1, "interrupted before a state was saved; the same command starts over"),
+        (5, "interrupted; the same command resumes from step 3"),
     ],
 )
 def test_a_run_that_is_broken_off_says_where_it_goes_on(config, monkeypatch, capsys, last, line):
@@ -84,7 +84,7 @@ def test_a_signal_saves_the_state_and_ends_with_its_status(config, number):
     assert process.returncode == 128 + number, said
     done = steps_of(config.out)
     assert saved_step(config.out / training_run.STATE) == done[-1]
-    assert f"goes on from step {done[-1]}" in said.splitlines()[-1]
+    assert f"resumes from step {done[-1]}" in said.splitlines()[-1]
     train(replace(config, max_steps=done[-1] + 2))
     assert steps_of(config.out) == [*range(1, done[-1] + 3)]
 
@@ -153,7 +153,7 @@ def test_answers_that_are_broken_off(config, tmp_path, monkeypatch, number):
     ):
         result = run(*arguments)
         assert result.exit_code == 128 + number, result.output
-        assert "the same command goes on with the answers that are missing" in result.stderr
+        assert "the same command generates the missing answers" in result.stderr
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert output.exists()
 
@@ -162,7 +162,7 @@ def test_a_sigterm_while_a_run_is_loaded_says_how_it_goes_on(config, monkeypatch
     monkeypatch.setattr(
         training_run, "load_target_model", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
     )
-    line = "interrupted before a state was saved; the same command trains from the beginning"
+    line = "interrupted before a state was saved; the same command starts over"
     assert main(settings_of(config)) == 128 + signal.SIGTERM
     assert capsys.readouterr().err.splitlines()[-1] == f"blockdraft: {line}"
     result = run("train", *settings_of(config))

@@ -48,7 +48,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path, way, shared):
 @pytest.mark.parametrize(
     ("rank", "count", "reason"),
     [
-        ("0", "8", "WORLD_SIZE is 8 in the environment, and no launcher .* serves --plan alone"),
+        ("0", "8", "WORLD_SIZE is 8 in the environment, but no launcher .* for --plan only"),
         (
             "0",
             "x",

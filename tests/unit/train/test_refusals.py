@@ -124,11 +124,11 @@ def test_what_the_machine_lacks_is_said_first(config, monkeypatch, answers, stag
 def test_prompts_of_real_decoding_that_cannot_be_asked(config, tmp_path, prompts, stage):
     given = ["tau_limit=1", f"tau_prompts={prompts}", *stage]
     # Those held out have 6 to 10 tokens.
-    assert "behind a prompt of 6" in refused(config, "tau_limit=1", "tau_max_tokens=507", *stage)
+    assert "after a prompt of 6" in refused(config, "tau_limit=1", "tau_max_tokens=507", *stage)
     said = refused(config, "tau_max_tokens=500", *given)
-    assert "tau_max_tokens is 500, which behind a prompt of" in said
+    assert "tau_max_tokens is 500, which after a prompt of" in said
     (config.target / "chat_template.jinja").unlink()
-    assert "has no chat template to ask in" in refused(config, *given)
+    assert "has no chat template; use" in refused(config, *given)
 
 
 @STAGES
@@ -198,7 +198,7 @@ def test_data_that_teaches_nothing(config, tmp_path, prompts, stage):
     assert "mask_token_id 77 occurs" in said
     said = refused(config, "mask_token_id=77", f"answers.prompts={prompts}", "data=[]", *options)
     assert "mask_token_id 77 is '" in said
-    assert "which may occur in the answers that are yet to be written; leave it unset" in said
+    assert "which may occur in answers that are not written yet; leave it unset" in said
     said = refused(config, "mask_token_id=100000", *options)
     assert "mask_token_id 100000 is outside the vocabulary" in said
 
@@ -210,7 +210,7 @@ def test_a_language_model_to_start_from_is_said_to_become_a_draft_model(config):
     result = run("train", *settings, start, "--plan")
     assert result.exit_code == 0, result.output
     assert f"{config.target} is a language model, so it is trained as one" in result.stderr
-    assert "each drafted token runs all of its 4 layers" in result.stderr
+    assert "each draft token runs all of its 4 layers" in result.stderr
     asked = ["architecture=draft_model", start, "--plan"]
     assert "trained as one" not in run("train", *settings, *asked).stderr
 

@@ -189,7 +189,7 @@ def test_texts_that_use_the_mask_token_are_another_run(config, monkeypatch):
 
 def test_a_state_that_the_disk_does_not_give_is_not_to_be_deleted(tmp_path):
     (tmp_path / "state.pt").mkdir()
-    with pytest.raises(DiskError, match=r"cannot read .*state\.pt: Is a directory; mend its disk"):
+    with pytest.raises(DiskError, match=r"cannot read .*state\.pt: Is a directory; fix its disk"):
         read_state(tmp_path / "state.pt", set(), "delete it")
 
 
@@ -221,7 +221,7 @@ def test_a_state_with_other_contents_is_refused_with_its_remedy(config, name, va
     train(config)
     state = config.out / "state.pt"
     torch.save(torch.load(state, weights_only=True) | {name: value}, state)
-    with pytest.raises(ConfigError, match=r"state\.pt is damaged \(\w+\); delete it to begin anew"):
+    with pytest.raises(ConfigError, match=r"state\.pt is damaged \(\w+\); delete it to start over"):
         train(config)
 
 
@@ -234,11 +234,11 @@ def test_a_disk_that_fills_up_leaves_the_state_before(config, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(DiskError, match=r"No space left on device; .* goes on from the state bef"):
+    with pytest.raises(DiskError, match=r"No space left on device; .* resumes from the previous"):
         train(dataclasses.replace(config, max_steps=12))
     assert (config.out / "state.pt").read_bytes() == before
     assert not list(config.out.glob("*.part"))
-    with pytest.raises(DiskError, match=r"MiB free; make room and start again, which begins anew"):
+    with pytest.raises(DiskError, match=r"MiB free; make space and start again, which starts over"):
         train(dataclasses.replace(config, out=config.out / "another"))
 
 
@@ -259,7 +259,7 @@ def fails(error):
 )
 def test_a_full_disk_is_said_whatever_was_written(config, monkeypatch, error):
     monkeypatch.setattr(DraftModel, "save_pretrained", fails(error))
-    with pytest.raises(DiskError, match="its disk is full; make room and start again"):
+    with pytest.raises(DiskError, match="its disk is full; make space and start again"):
         train(config)
 
 

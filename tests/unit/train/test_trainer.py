@@ -202,7 +202,7 @@ def test_a_failing_run_leaves_no_folder(config):
         train(dataclasses.replace(config, device="foo"))
     assert not config.out.exists()
     config.out.write_text("", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         train(config)
 
 
@@ -290,12 +290,14 @@ def test_a_lack_of_memory_names_what_takes_it(config):
 def test_an_out_folder_that_holds_something_else_is_refused(config):
     config.out.mkdir()
     (config.out / "drafter").write_text("a file")
-    with pytest.raises(ConfigError, match=r"drafter is no folder; give another name"):
+    with pytest.raises(ConfigError, match=r"drafter is not a folder; give another name"):
         train(config)
     (config.out / "drafter").unlink()
     log = config.out / "log.jsonl"
     log.write_text('{"message": "of another program"}\n')
-    with pytest.raises(ConfigError, match=r"log\.jsonl, line 1: it is of no step of a run; give"):
+    with pytest.raises(
+        ConfigError, match=r"log\.jsonl, line 1: it does not belong to a step of a run; give"
+    ):
         train(config)
     assert log.read_text() == '{"message": "of another program"}\n'
 

@@ -32,17 +32,17 @@ from blockdraft.text.outline import Outline
 from blockdraft.text.tokenizer import Tokenizer
 
 CONTEXT_DEFINITIONS = {
-    "requested_len": "tokens of the prompt that were asked for",
-    "prompt_len": "tokens of the prompt: less than asked for where max_tokens would not fit",
+    "requested_len": "requested prompt tokens",
+    "prompt_len": "prompt tokens: fewer than requested if max_tokens would not fit",
     **defined("tokens_per_second", "decode_tokens_per_second"),
-    "decode_speedup": "drafted over plain decode_tokens_per_second of the same passage: median, "
-    "lowest, highest over the passages",
-    "total_speedup": "drafted over plain tokens_per_second, all passages together",
-    "first_token_seconds": "from the request to its first token, median over the passages",
+    "decode_speedup": "drafted decode_tokens_per_second divided by plain, for the same passage: "
+    "median, lowest, highest over the passages",
+    "total_speedup": "drafted tokens_per_second divided by plain, all passages together",
+    "first_token_seconds": "TTFT: from the request to its first token, median over the passages",
     "total_speedup_spread": "the same, passage by passage: median, lowest, highest",
     **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
-    "kv_bytes": "keys and values of prompt and output: layers x key-value heads x head size x 2 x "
-    "bytes of a number x tokens, without pages that are partly empty",
+    "kv_bytes": "KV cache of prompt and output: layers x key-value heads x head size x 2 x bytes "
+    "per number x tokens, without the unused part of pages",
     "num_identical": "passages whose drafted tokens equal the plain ones",
 }
 

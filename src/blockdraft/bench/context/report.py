@@ -20,12 +20,12 @@ from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
 
 CONTEXT_LEGEND = """\
-plain, drafts: output tokens per second from the first token on. over plain: of
-drafts, median and low-high over the passages; whole: low-high with
-the prompt's pass. tau: tokens per target pass. depth: longest drafted path of a
-target pass, on average. first token: median seconds from the request, drafted.
-K/V: MB of keys and values, target + drafter. same: drafted output equals plain
-output."""
+plain, drafts: output tokens per second after the first token, without and with
+drafting. over plain: speed-up, median and low-high over the passages; whole:
+low-high with prefill. tau: tokens per target pass. depth: longest drafted path
+of a target pass, on average. first token: median seconds from the request,
+drafted. K/V: MB of KV cache, target + drafter. same: drafted output equals
+plain output."""
 
 _MB = 1_000_000
 

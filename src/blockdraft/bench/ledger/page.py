@@ -36,7 +36,7 @@ _KINDS: Mapping[Line, str] = {
 
 _KIND_LABELS = {
     "target": "target, used",
-    "wasted": "target, thrown away",
+    "wasted": "target, discarded",
     "drafter": "drafting",
     "host": "all else",
 }

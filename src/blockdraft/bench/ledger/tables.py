@@ -11,12 +11,12 @@ from blockdraft.measure.ledger import Ledger, LedgerLine, SourceUse
 
 LINE_LABELS: dict[Line, str] = {
     "schedule": "scheduling",
-    "free": "drafts without model",
+    "free": "lookup, n-grams",
     "draft_prefill": "drafter prefill",
     "inject": "fusion, injection",
     "draft": "draft forward",
-    "draft_head": "head on drafts",
-    "guess": "choice of drafts",
+    "draft_head": "draft logits",
+    "guess": "draft choice",
     "prefill": "target prefill",
     "accepted": "verify: accepted",
     "bonus": "verify: bonus",
@@ -33,8 +33,8 @@ LINE_LABELS: dict[Line, str] = {
 
 LEDGER_LEGEND = """\
 ms sum to the wall time; "verify" is one forward of the target, split by rows:
-guesses that were kept, one bonus a pass (all of plain decoding), and rows
-thrown away. per token: of output. rows: tokens or slots computed. Operations
+accepted draft tokens, one bonus per pass (all of plain decoding), and discarded
+rows. per token: of output. rows: tokens or slots computed. Operations
 (GFLOP) and bytes (GB) follow from the shapes; break-even: the tau at which
 drafting would be as fast as plain decoding."""
 
@@ -94,7 +94,7 @@ def _quantity(value: float) -> str:
 def figure_lines(account: Account) -> list[str]:
     """What follows from a ledger, a line each."""
     ledger, memory = account.ledger, account.ledger.memory
-    lines = ["nothing was decoded behind the prompts' passes: there is no tau"]
+    lines = ["nothing was decoded after prefill: there is no tau"]
     if ledger.num_passes:
         lines = [
             f"target rows per token {ledger.rows_per_token:.2f}, {ledger.wasted_share:.0%} wasted, "
@@ -106,7 +106,7 @@ def figure_lines(account: Account) -> list[str]:
     if margin is not None:
         lines.append(
             f"break-even tau {margin.break_even_tau:.2f}: drafting gains {margin.margin:+.0%} in "
-            f"decoding, {margin.overall_margin:+.0%} with prompts and all"
+            f"decoding, {margin.overall_margin:+.0%} with prefill"
         )
     if memory.total and account.plain is not None:
         parts = {
@@ -124,7 +124,7 @@ def figure_lines(account: Account) -> list[str]:
 
 
 def _source_cell(use: SourceUse) -> str:
-    return f"{use.name} {use.num_verified:,}, {use.num_kept / use.num_verified:.0%} kept"
+    return f"{use.name} {use.num_verified:,}, {use.num_kept / use.num_verified:.0%} accepted"
 
 
 def _mib(num_bytes: int) -> str:

@@ -37,20 +37,20 @@ from blockdraft.measure.ledger import make_ledger
 from blockdraft.measure.measuring import measured
 
 CONCURRENCY_DEFINITIONS = {
-    "concurrency": "most requests that run at once; four times as many are asked for together, "
-    "then it is the next way's turn. Every point runs the first of the same requests to completion",
+    "concurrency": "most concurrent requests; four times as many are sent together, then the next "
+    "configuration takes its turn. Every point runs the first of the same requests to completion",
     "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the repeats: median, "
     "lowest, highest",
     "tokens_per_second_per_user": f"{MEASURES['tokens_per_second_per_user']}; over the repeats: "
     "median, lowest, highest",
-    "speedup_over_plain": "tokens_per_second over that of plain decoding in the same repeat; over "
-    "the repeats: median, lowest, highest",
-    "mean_decoding": "requests that are past their first token, on average over the wall time: "
-    "what is left of the concurrency after prompt passes and emptying ends",
+    "speedup_over_plain": "tokens_per_second divided by that of plain decoding in the same repeat; "
+    "over the repeats: median, lowest, highest",
+    "mean_decoding": "requests past their first token, on average over the wall time: the "
+    "concurrency that remains after prefill and the drain at the end of every turn",
     **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
     "num_identical": "outputs that equal those of the first plain run of the same requests",
-    "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
-    "repeat: median, lowest, highest",
+    "over_best": "adaptive divided by the faster of the other configurations at that point, by "
+    "medians; per repeat: median, lowest, highest",
     "keeps_up": "the median of over_best is at least 0.97",
     "measures": "of all requests and repeats",
     **defined(*OUTPUT_MEASURES),
@@ -172,9 +172,9 @@ def accounts_of(llm: LLM, runs: Sequence[PointRun]) -> list[Account]:
     for concurrency, ways in _by_point(runs).items():
         totals = {way: merge_totals(m.run.phases for m in group) for way, group in ways.items()}
         plain = make_ledger(totals.pop(PLAIN), llm.engine)
-        accounts.append(Account(f"{concurrency} at once, {PLAIN.name}", plain))
+        accounts.append(Account(f"concurrency {concurrency}, {PLAIN.name}", plain))
         accounts += [
-            Account(f"{concurrency} at once, {way.name}", make_ledger(whole, llm.engine), plain)
+            Account(f"concurrency {concurrency}, {way.name}", make_ledger(whole, llm.engine), plain)
             for way, whole in totals.items()
         ]
     return accounts

@@ -30,21 +30,21 @@ from blockdraft.bench.tables import empty_table, spread_cells, tau_words, three_
 from blockdraft.llm import LLM
 
 CONCURRENCY_LEGEND = """\
-at once: requests that run together. tok/s: output tokens of all over the wall
-time. per user: median request, from its first token on. over plain: in the
-same repeat. Medians and low-high over the repeats. decoding: requests that are
-past their first token, on average. tau: tokens per target pass. depth: longest
-drafted path of a target pass, on average. same: outputs that equal those of the
-first plain run of the same requests."""
+requests: how many run concurrently. tok/s: output tokens of all requests per
+second of wall time. per user: median request, after its first token. over
+plain: in the same repeat. Medians and low-high over the repeats. decoding:
+requests past their first token, on average. tau: tokens per target pass. depth:
+longest drafted path of a target pass, on average. same: outputs that equal
+those of the first plain run of the same requests."""
 
 NEVER_SLOWER_LEGEND = """\
-ratio: tokens per second with adaptive drafting over those of an engine without
-a drafter, pair by pair; below 1 is slower. Allowed are 1.03 times the time, and
-a second in which drafting learns. Medians and low-high over the pairs.
-confidence: how likely low-high has the true median, if pairs are independent.
-tau: tokens per target pass. depth: longest drafted path of a target pass, on
-average. same: outputs of both sides that equal the first ones without a
-drafter."""
+requests: how many run concurrently. ratio: tokens per second with adaptive
+drafting divided by those of an engine without a drafter, for each pair; below 1
+is slower. Allowed: 1.03 times the time, plus a second in which drafting learns.
+Medians and low-high over the pairs. confidence: the probability that low-high
+contains the true median, if pairs are independent. tau: tokens per target pass.
+depth: longest drafted path of a target pass, on average. same: outputs of both
+sides that equal the first ones without a drafter."""
 
 
 def concurrency_json(
@@ -102,7 +102,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:
     """One row per point and way; fits 80 columns."""
-    headings = ("at\nonce", "", "tok/s", "low-high", "per\nuser", "over\nplain", "low-high")
+    headings = ("re-\nquests", "", "tok/s", "low-high", "per\nuser", "over\nplain", "low-high")
     view = empty_table(title, *headings, "deco-\nding", "tau", "depth", "same")
     for index, row in enumerate(rows):
         is_first = index == 0 or rows[index - 1].concurrency != row.concurrency
@@ -125,7 +125,7 @@ def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:
 def depth_lines(rows: Sequence[PointFigures | PairFigures]) -> list[str]:
     """How often each depth was used, one line for each point with adaptive drafting."""
     return [
-        f"adaptive, {row.concurrency} at once, longest path: {_shares(row.num_passes_of_depth)}"
+        f"adaptive, concurrency {row.concurrency}, longest path: {_shares(row.num_passes_of_depth)}"
         for row in rows
         if isinstance(row, PairFigures) or row.way == ADAPTIVE.name
     ]
@@ -134,7 +134,7 @@ def depth_lines(rows: Sequence[PointFigures | PairFigures]) -> list[str]:
 def keeping_up_lines(rows: Sequence[KeepingUp]) -> list[str]:
     """How adaptive drafting does against the best other way, one line for each point."""
     return [
-        f"adaptive, {row.concurrency} at once: {row.over_best.median:.2f} times {row.best}, "
+        f"adaptive, concurrency {row.concurrency}: {row.over_best.median:.2f} times {row.best}, "
         f"{row.over_best.low:.2f}-{row.over_best.high:.2f}"
         + ("" if row.keeps_up else ": MORE THAN 3 % SLOWER")
         for row in rows
@@ -144,7 +144,7 @@ def keeping_up_lines(rows: Sequence[KeepingUp]) -> list[str]:
 def holding_lines(rows: Sequence[PairFigures]) -> list[str]:
     """Whether drafting is never slower, one line for each point."""
     return [
-        f"{row.concurrency} at once: {row.slowdown:.3f} times the time without a drafter, "
+        f"concurrency {row.concurrency}: {row.slowdown:.3f} times the time without a drafter, "
         f"{row.limit:.3f} allowed" + ("" if row.holds else ": SLOWER")
         for row in rows
     ]
@@ -160,7 +160,7 @@ def _shares(counts: Mapping[int, int]) -> str:
 
 def never_slower_table(title: str, rows: Sequence[PairFigures]) -> Table:
     """One row per point; fits 80 columns."""
-    headings = ("at\nonce", "adaptive\ntok/s", "no drafter\ntok/s", "ratio", "low-high")
+    headings = ("re-\nquests", "adaptive\ntok/s", "no drafter\ntok/s", "ratio", "low-high")
     view = empty_table(title, *headings, "confi-\ndence", "tau", "depth", "same")
     for row in rows:
         view.add_row(

@@ -19,18 +19,18 @@ from blockdraft.core.grouping import grouped
 from blockdraft.llm import LLM
 
 NEVER_SLOWER_DEFINITIONS = {
-    "concurrency": "most requests that run at once; four times as many are asked for together, "
-    "then it is the other side's turn",
+    "concurrency": "most concurrent requests; four times as many are sent together, then the other "
+    "side takes its turn",
     "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the pairs: median, "
     "lowest, highest",
-    "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns: "
+    "ratio": "adaptive divided by no drafter, for each pair, in which the sides take turns: "
     "median, lowest, highest",
-    "slowdown": "seconds per token with adaptive drafting over those without a drafter: 1 over the "
-    "median ratio",
-    "limit": "the most that slowdown may be: 1.03, and one second of trying in seconds_per_side",
+    "slowdown": "seconds per token with adaptive drafting divided by those without a drafter: 1 "
+    "divided by the median ratio",
+    "limit": "the largest allowed slowdown: 1.03, plus one second of trying in seconds_per_side",
     "holds": "slowdown is at most limit",
-    "confidence": "chance that lowest and highest enclose the true median of the ratio, if pairs "
-    "are independent: 1 - 2^(1 - pairs)",
+    "confidence": "probability that the true median of the ratio lies between lowest and highest, "
+    "if pairs are independent: 1 - 2^(1 - pairs)",
     **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
     "num_identical": "outputs of both sides that equal the first ones without a drafter",
 }

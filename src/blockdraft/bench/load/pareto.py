@@ -45,20 +45,20 @@ from blockdraft.llm import LLM
 from blockdraft.speculate.drafters.none import NoDrafter
 
 PARETO_DEFINITIONS = {
-    "points": "each way at each number of requests at once (concurrency); when a request ends, "
-    "the next one starts; the ways take turns after every few requests",
+    "points": "each configuration at each number of concurrent requests; when a request ends, the "
+    "next one starts; the configurations take turns after every few requests",
     "throughput": f"{MEASURES['tokens_per_second_in_total']}; over the repeats: median, lowest, "
     "highest",
     "interactivity": f"{MEASURES['tokens_per_second_per_user']}; over the repeats: median, lowest, "
     "highest",
-    "speedup_over_plain": "throughput over that of plain decoding with as many requests at once, "
-    "in the same repeat; over the repeats: median, lowest, highest",
-    "readings": "a way's curve at the interactivity (throughput) of plain decoding with so many "
-    "requests at once, linear between measured points, over the throughput (interactivity) of "
-    "plain decoding there; repeat by repeat: median, lowest, highest. Outside of the measured "
-    "range nothing is read",
-    "mean_running": "requests that are past their first step, on average over the wall time: what "
-    "is left of the concurrency after the emptying end of every turn",
+    "speedup_over_plain": "throughput divided by that of plain decoding with as many concurrent "
+    "requests, in the same repeat; over the repeats: median, lowest, highest",
+    "readings": "a configuration's curve at the interactivity (throughput) of plain decoding with "
+    "so many concurrent requests, interpolated linearly between measured points, divided by the "
+    "throughput (interactivity) of plain decoding there; per repeat: median, lowest, highest. "
+    "Nothing is extrapolated",
+    "mean_running": "requests past their first step, on average over the wall time: the "
+    "concurrency that remains after the drain at the end of every turn",
     "num_identical": "outputs that equal those of the first plain run at the first point",
     **defined(*OUTPUT_MEASURES),
 }

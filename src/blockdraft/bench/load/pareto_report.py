@@ -24,13 +24,13 @@ from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.core.grouping import grouped
 
 PARETO_LEGEND = """\
-at once: requests that run together. in total: output tokens per second of all.
-per user: those of the median request, from its first token on. over plain:
-in total, with as many at once. Medians and low-high over the repeats. tau:
-tokens per target pass. same: outputs that equal those of plain decoding at the
-first point. Read off the curves, between measured points only: what a way gives
-in total where its users are as fast as those of plain decoding, and how fast
-its users are where it gives as much in total; over plain decoding."""
+requests: how many run concurrently. in total: output tokens per second of all
+requests. per user: those of the median request, after its first token. over
+plain: in total, with as many requests. Medians and low-high over the repeats.
+tau: tokens per target pass. same: outputs that equal those of plain decoding at
+the first point. Interpolated between measured points only: the total throughput
+of a configuration whose users are as fast as with plain decoding, and the speed
+of its users at the same total throughput; both divided by plain decoding."""
 
 
 def pareto_json(
@@ -95,7 +95,7 @@ def _way_table(title: str, points: Sequence[ParetoPoint]) -> Table:
 
 def reading_table(title: str, level: str, rows: Sequence[CurveReading]) -> Table:
     """One row for each way and number of requests of plain decoding; fits 80 columns."""
-    view = empty_table(title, "", "plain,\nat once", level, "over\nplain", "low-high")
+    view = empty_table(title, "", "plain,\nrequests", level, "over\nplain", "low-high")
     for index, reading in enumerate(rows):
         is_first = index == 0 or rows[index - 1].way != reading.way
         if is_first:
@@ -131,7 +131,7 @@ def crossing_lines(points: Sequence[ParetoPoint]) -> list[str]:
         }
         limit = no_faster_from(speedups)
         if limit is None:
-            lines.append(f"{way}: more than plain in total with {max(speedups)} at once too")
+            lines.append(f"{way}: more than plain in total up to concurrency {max(speedups)}")
         else:
-            lines.append(f"{way}: no more than plain in total from {limit} at once on")
+            lines.append(f"{way}: no more than plain in total from concurrency {limit} on")
     return lines

@@ -24,22 +24,22 @@ from blockdraft.engine.samples import Job
 from blockdraft.llm import LLM
 
 TRAFFIC_DEFINITIONS = {
-    "requests": "the traffic: seconds from its begin, the prompt by its place, most tokens, "
-    "temperature, seed, and the tokens after which the client is gone; it is the same on each side",
-    "aborted": "requests whose client was gone before their end; they count for tokens in total "
-    "and for equal outputs, for no other measure",
-    "speedup": "of the requests that were not given up, output tokens over seconds from arrival to "
-    "last token, waiting included, over the same of plain decoding",
+    "requests": "the traffic, the same for each side: seconds since its start, index of the "
+    "prompt, max_tokens, temperature, seed, and the tokens after which the client disconnects",
+    "aborted": "requests whose client disconnected before they ended; they count for tokens in "
+    "total and for equal outputs, and for no other measure",
+    "speedup": "of the requests that were not aborted: output tokens divided by seconds from "
+    "arrival to last token, queueing included, divided by the same for plain decoding",
     **defined(
         *("decode_speedup", "band", "tokens_per_second_in_total", "tau_micro", "tau_macro"),
         *("acceptance_rate", "per_position", "per_node", "first_token_seconds", "prompt_seconds"),
         *("seconds_per_token", "largest_gap", "num_looping", "without_loops", "memory"),
     ),
-    "wall_seconds": "from the begin of the traffic to the last token: median, lowest and highest "
+    "wall_seconds": "from the start of the traffic to the last token: median, lowest and highest "
     "of the repeats",
-    "share_equal": "of the requests that were not given up",
-    "num_identical": "outputs with the tokens of plain decoding in the same repeat; of those that "
-    "were given up, as far as they went",
+    "share_equal": "of the requests that were not aborted",
+    "num_identical": "outputs with the tokens of plain decoding in the same repeat; those of "
+    "aborted requests are compared as far as they went",
 }
 
 

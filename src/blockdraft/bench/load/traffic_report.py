@@ -27,11 +27,11 @@ from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 
 TRAFFIC_LEGEND = """\
-tok/s: of all requests over the wall time, median and low-high of the repeats.
-over plain: tokens after each first one over the seconds since it, with its 95 %
-band; whole: from arrival to last token. TTFT, TPOT, gap: median and 95th
+tok/s: tokens of all requests divided by the wall time, median and low-high of
+the repeats. over plain: speed-up from the first token on, with its 95 %
+interval; whole: from arrival to last token. TTFT, TPOT, gap: median and 95th
 percentile, milliseconds. tau: tokens per target pass. same: outputs that equal
-those of plain decoding. Requests that were given up count for tok/s and same."""
+those of plain decoding. Aborted requests count for tok/s and same."""
 
 
 def traffic_json(

@@ -62,9 +62,9 @@ class EndpointEngine:
         except (ConfigError, NetworkError) as error:
             raise EngineFailed(str(error)) from error
         except (AttributeError, TypeError) as error:
-            raise EngineFailed(f"answers in another form than OpenAI's ({error!r})") from error
+            raise EngineFailed(f"does not answer in OpenAI's format ({error!r})") from error
         if not times:
-            raise PromptFailed("gave no token")
+            raise PromptFailed("returned no token")
         return OutsideOutput(
             TimedOutput(
                 token_ids=tuple(token_ids or self._tokenizer.encode(text)),

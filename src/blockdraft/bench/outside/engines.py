@@ -97,10 +97,10 @@ def parse_against(text: str) -> tuple[str, ...]:
     """
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
-        raise ConfigError(f"--against {text!r} names no engine; give some of {_known()}")
+        raise ConfigError(f"--against {text!r} names no engine; give one or more of {_known()}")
     for name in names:
         if not is_url(name) and name not in ENGINES:
-            raise ConfigError(f"--against {name!r} is not known; give some of {_known()}")
+            raise ConfigError(f"--against {name!r} is not known; give one or more of {_known()}")
     if len(set(names)) < len(names):
         raise ConfigError(f"--against {','.join(names)} names an engine twice; leave it out")
     return names

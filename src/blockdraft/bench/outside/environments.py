@@ -72,7 +72,7 @@ def _run(command: list[str]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise EngineFailed(
-            f"cannot be installed: {_short(command)} took over {INSTALL_SECONDS:g} s"
+            f"cannot be installed: {_short(command)} took more than {INSTALL_SECONDS:g} s"
         ) from error
     except OSError as error:
         raise EngineFailed(f"cannot be installed: {error}") from error

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 OUTSIDE_DEFINITIONS = {
     "outside.rate": "tokens_per_second and decode_tokens_per_second over the prompts that it "
     "answered",
-    "outside.over_plain": "its tokens_per_second over that of our plain decoding, for the prompts "
-    "that it answered, with its band",
-    "outside.drafted_over": "our drafted tokens_per_second over its own, for the prompts that it "
-    "answered, with its band",
+    "outside.over_plain": "its tokens_per_second divided by that of our plain decoding, for the "
+    "prompts that it answered, with its interval",
+    "outside.drafted_over": "our drafted tokens_per_second divided by its own, for the prompts "
+    "that it answered, with its interval",
     "outside.num_equal": "outputs with exactly the tokens of our plain decoding; another engine "
-    "adds in another order, so that a near-tie may end otherwise",
+    "sums in another order, so a near-tie may be decided differently",
     "outside.as_its_plain": "outputs with exactly the tokens of the same engine without drafting, "
-    "and how many were compared; none where it does not draft, or was not asked plainly too",
-    "outside.tokens_per_pass": "its output tokens over its target passes, the prompt's included; "
-    "none where it does not tell",
-    "outside.failures": "how many prompts have no output of it, by reason; they are in none of "
-    "its figures",
-    "outside.reason": "why it was not asked any more, if so",
+    "and how many were compared; none if it does not draft, or did not run without drafting too",
+    "outside.tokens_per_pass": "its output tokens divided by its target passes, prefill included; "
+    "none if it does not report them",
+    "outside.failures": "how many prompts it gave no output for, by reason; none of its figures "
+    "includes them",
+    "outside.reason": "why no more prompts were sent to it, if so",
 }
 
 

@@ -49,7 +49,7 @@ class OtherEngine:
     def decode(self, prompt_ids: list[int], max_tokens: int) -> OutsideOutput | Failure:
         """Its output, or why there is none; once it has failed as a whole it is not asked again."""
         if self.engine is None:
-            return Failure(f"not asked: {self.reason}")
+            return Failure(f"not run: {self.reason}")
         try:
             return self.engine.decode(prompt_ids, max_tokens)
         except PromptFailed as error:
@@ -98,7 +98,7 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     """
     if llm.config.quantize is not None:
         raise EngineFailed(
-            f"is not asked: it would run other weights than --quantize {llm.config.quantize}; "
+            f"is not run: its weights would differ from --quantize {llm.config.quantize}; "
             "leave that out to compare"
         )
     gguf = gguf_file(llm.folder)
@@ -106,8 +106,8 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     if engine.needs_assistant:
         if config.assistant is None:
             raise EngineFailed(
-                "cannot be set up: it drafts with a small model of the target's tokenizer; name "
-                "one with --assistant"
+                "cannot be set up: it drafts with a small model that has the target's tokenizer; "
+                "name one with --assistant"
             )
         try:
             assistant = str(resolve_model(config.assistant))

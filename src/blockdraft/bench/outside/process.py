@@ -130,7 +130,9 @@ class EngineProcess:
             line = self._lines.get(timeout=seconds)
         except Empty as error:
             self._signal(signal.SIGKILL)
-            raise EngineFailed(f"took over {seconds:g} s {what}, and was ended{hint}") from error
+            raise EngineFailed(
+                f"took more than {seconds:g} s {what} and was stopped{hint}"
+            ) from error
         if line is None:
             raise self._died()
         self._rest()

@@ -202,7 +202,7 @@ def num_replicas(service: Service, arrivals: float, output_len: float, goal: Goa
         if high > MOST_REPLICAS:
             raise ConfigError(
                 f"{arrivals:g} requests per second take more than {MOST_REPLICAS} replicas; give "
-                "fewer, or a goal that is less strict"
+                "fewer, or a less strict goal"
             )
     low = high // 2
     while high - low > 1:

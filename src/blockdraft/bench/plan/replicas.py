@@ -46,7 +46,7 @@ def services_of(result: Result, prompt_len: float | None = None) -> dict[str, Se
     """
     if result.kind != "pareto":
         raise ConfigError(
-            f"{result.path} is a result {result.kind!r}; give one that bench pareto wrote"
+            f"{result.path} is a {result.kind!r} result; give one that bench pareto wrote"
         )
     points: dict[str, dict[float, ServicePoint]] = {}
     with damage_refused(result):
@@ -55,8 +55,8 @@ def services_of(result: Result, prompt_len: float | None = None) -> dict[str, Se
             measures = point["measures"]
             if measures["seconds_per_token"] is None:
                 raise ConfigError(
-                    f"{result.path} has outputs of single tokens, which give no speed; measure "
-                    "with a larger --max-tokens"
+                    f"{result.path} has outputs of single tokens, from which no speed follows; "
+                    "measure with a larger --max-tokens"
                 )
             service = ServicePoint(
                 num_running=float(point["mean_running"]),
@@ -106,7 +106,7 @@ def make_plan(result: Result, traffic: Traffic, goal: Goal, price: float | None)
         if limit is not None and limit > min(points_of(result, way)):
             num_running = float(points_of(result, PLAIN)[limit]["mean_running"])
             both = drafting_below(num_running, service, plain)
-            name = f"{way}, off from {limit} at once"
+            name = f"{way}, off from concurrency {limit}"
             rows.append(_row(name, both, traffic, goal, price, limit))
     return rows
 

@@ -17,19 +17,19 @@ PLAN_DEFINITIONS = {
     "replicas": "the fewest with which the queueing formula and the simulation both meet the goal",
     "replicas_by_formula": "the fewest with which the formula does: Poisson arrivals, evenly "
     "shared; see docs/measure.md",
-    "formula, simulation": "one replica with that many in all; times are the goal's percentile",
-    "off_from": "requests at once from which on plain decoding was at least as fast at every "
-    "measured point; drafting should be off there. None: it never was",
+    "formula, simulation": "one replica of that many; times are the goal's percentile",
+    "off_from": "concurrent requests from which on plain decoding was at least as fast at every "
+    "measured point; turn drafting off there. None: it never was",
     "cost_per_hour": "replicas times the price of a machine for an hour",
     "cost_per_million_tokens": "of output, at this traffic",
 }
 
 PLAN_LEGEND = """\
-replicas: the fewest that meet the goal by a queueing formula, and in brackets
-by the formula alone; a simulation of arrivals confirmed them. busy: requests
-over the most that they could complete. TTFT, TPOT: percentiles in milliseconds,
-by the formula and as simulated. Measured speeds are medians, on the machine of
-the curve; prompts were as long as there."""
+replicas: the fewest that meet the goal by a queueing formula and in a
+simulation of arrivals; in parentheses, by the formula alone. busy: requests
+divided by the most that the replicas could complete. TTFT, TPOT: percentiles in
+milliseconds, by the formula and as simulated. Speeds are the curve's medians,
+on its machine and for prompts of its lengths."""
 
 
 def goal_words(goal: Goal) -> str:
@@ -114,8 +114,7 @@ def off_lines(result: Result, rows: Sequence[PlanRow]) -> list[str]:
             continue
         over = points_of(result, way)[limit]["speedup_over_plain"]
         lines.append(
-            f"{way}: turn it off from {limit} at once on, where it gives "
-            f"{over['median']:.2f} times plain in total ({over['low']:.2f}-{over['high']:.2f} over "
-            "the repeats)"
+            f"{way}: turn it off from concurrency {limit} on, where it gives {over['median']:.2f} "
+            f"times plain in total ({over['low']:.2f}-{over['high']:.2f} over the repeats)"
         )
     return lines

@@ -34,7 +34,7 @@ def change_section(results: Sequence[Result], earlier: Sequence[Result]) -> Sect
     for result in results:
         before = _earlier(result, earlier)
         if before is None:
-            facts.append(f"{result.name}: nothing earlier to compare it with.")
+            facts.append(f"{result.name}: no earlier result to compare it with.")
             continue
         if len(machines := machines_of([result, before])) > 1:
             facts.append(
@@ -42,7 +42,7 @@ def change_section(results: Sequence[Result], earlier: Sequence[Result]) -> Sect
                 "compared, tau can."
             )
         if result.values.get("config") != before.values.get("config"):
-            facts.append(f"{result.name}: the models or their options are not the same.")
+            facts.append(f"{result.name}: the models or their options differ.")
         if other := _other_options(result, before):
             facts.append(f"{result.name}: MEASURED WITH OTHER OPTIONS: {', '.join(other)}.")
         grids.append(
@@ -139,35 +139,35 @@ def _of_speed(result: Result) -> Iterator[Figure]:
             yield Figure(f"{name}: tau", row["ways"]["drafted"]["tau_micro"])
             yield Figure(f"{name}: plain tok/s", row["plain"]["tokens_per_second"])
             yield Figure(f"{name}: drafted tok/s", row["drafted"]["tokens_per_second"])
-            yield from _spread(f"{name}: over plain", row["speedup_bands"]["plain"])
+            yield from _spread(f"{name}: speed-up", row["speedup_bands"]["plain"])
 
 
 def _of_ways(result: Result) -> Iterator[Figure]:
     for way, by_group in need(result, "figures").items():
         for group, row in by_group.items():
             yield Figure(f"{way}, {group}: tau", row["ways"]["drafted"]["tau_micro"])
-            yield from _spread(f"{way}, {group}: over plain", row["speedup_bands"]["plain"])
+            yield from _spread(f"{way}, {group}: speed-up", row["speedup_bands"]["plain"])
 
 
 def _of_concurrency(result: Result) -> Iterator[Figure]:
     for row in need(result, "figures"):
-        name = f"{row['way']}, {row['concurrency']} at once"
-        yield from _spread(f"{name}: tok/s in total", row["tokens_per_second"])
-        yield from _spread(f"{name}: over plain", row["speedup_over_plain"])
+        name = f"{row['way']}, concurrency {row['concurrency']}"
+        yield from _spread(f"{name}: total tok/s", row["tokens_per_second"])
+        yield from _spread(f"{name}: speed-up", row["speedup_over_plain"])
 
 
 def _of_pareto(result: Result) -> Iterator[Figure]:
     for row in need(result, "points"):
-        name = f"{row['way']}, {row['concurrency']} at once"
+        name = f"{row['way']}, concurrency {row['concurrency']}"
         yield Figure(f"{name}: tau", row["measures"]["tau_micro"])
-        yield from _spread(f"{name}: tok/s in total", row["throughput"])
+        yield from _spread(f"{name}: total tok/s", row["throughput"])
         yield from _spread(f"{name}: tok/s per user", row["interactivity"])
-        yield from _spread(f"{name}: over plain", row["speedup_over_plain"])
+        yield from _spread(f"{name}: speed-up", row["speedup_over_plain"])
 
 
 def _of_never_slower(result: Result) -> Iterator[Figure]:
     for row in need(result, "figures"):
-        yield from _spread(f"{row['concurrency']} at once: over no drafter", row["ratio"])
+        yield from _spread(f"concurrency {row['concurrency']}: over no drafter", row["ratio"])
 
 
 def _of_context(result: Result) -> Iterator[Figure]:
@@ -175,19 +175,19 @@ def _of_context(result: Result) -> Iterator[Figure]:
         # The lengths of prompts are equal where several did not fit.
         name = f"{row['requested_len']} tokens"
         yield Figure(f"{name}: tau", row["acceptance_length"])
-        yield from _spread(f"{name}: over plain, decoding", row["decode_speedup"])
+        yield from _spread(f"{name}: decode speed-up", row["decode_speedup"])
 
 
 def _of_traffic(result: Result) -> Iterator[Figure]:
     for row in need(result, "figures"):
-        yield from _spread(f"{row['way']}: tok/s in total", row["tokens_per_second_in_total"])
+        yield from _spread(f"{row['way']}: total tok/s", row["tokens_per_second_in_total"])
         if (found := row["measures"]) is not None:
             yield Figure(f"{row['way']}: tau", found["tau_micro"])
-            yield from _spread(f"{row['way']}: over plain, decoding", found["decode_speedup"])
+            yield from _spread(f"{row['way']}: decode speed-up", found["decode_speedup"])
 
 
 def _of_break_even(result: Result) -> Iterator[Figure]:
-    yield Figure("pays from tau", need(result, "break_even", "step_ratio"))
+    yield Figure("break-even tau", need(result, "break_even", "step_ratio"))
 
 
 def _of_plan(result: Result) -> Iterator[Figure]:

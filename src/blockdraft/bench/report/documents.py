@@ -46,8 +46,8 @@ def machine_lines(results: Sequence[Result]) -> list[str]:
         for machine in machines
     )
     return [
-        f"MIXED MACHINES: these results come from {len(machines)} machines, so figures of "
-        f"different ones cannot be compared: {listed}."
+        f"MIXED MACHINES: these results come from {len(machines)} machines, so their figures "
+        f"cannot be compared: {listed}."
     ]
 
 

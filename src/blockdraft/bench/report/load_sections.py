@@ -19,8 +19,8 @@ from blockdraft.bench.result import Result, need
 from blockdraft.bench.tables import tau_words, three_digits
 
 _REPEATS = (
-    "Median, and in brackets lowest and highest of the repeats; over plain decoding with as many "
-    "requests at once. TTFT, TPOT and gap: median, 95th percentile."
+    "Median, and in parentheses lowest and highest, of the repeats; speed-up over plain decoding "
+    "with as many concurrent requests. TTFT, TPOT and gap: median, 95th percentile."
 )
 
 
@@ -33,10 +33,10 @@ def concurrency_section(result: Result) -> Section:
         measures = row["measures"]
         rows.append(
             {
-                "way": f"{row['way']}, {row['concurrency']} at once",
-                "tok/s in total": spread_words(row["tokens_per_second"]),
+                "configuration": f"{row['way']}, concurrency {row['concurrency']}",
+                "total tok/s": spread_words(row["tokens_per_second"]),
                 "per user": spread_words(row["tokens_per_second_per_user"]),
-                "over plain": spread_words(row["speedup_over_plain"]),
+                "speed-up": spread_words(row["speedup_over_plain"]),
                 "tau": tau_cell(measures),
                 **latency_cells(measures),
                 "same tokens": f"{row['num_identical']}/{row['num_outputs']}",
@@ -55,9 +55,9 @@ def _curves(points: Iterable[Values], interactivity: str, throughput: str) -> st
         x, y = point[interactivity]["median"], point[throughput]["median"]
         lines.setdefault(point["way"], []).append(svg.Dot(x, y, str(point["concurrency"])))
     return svg.line_plot(
-        "Throughput against interactivity; numbers: requests at once",
+        "Throughput against interactivity; numbers: concurrent requests",
         "tokens per second of the median user",
-        "tokens per second in total",
+        "total tokens per second",
         lines,
     )
 
@@ -71,10 +71,10 @@ def pareto_section(result: Result) -> Section:
         measures = point["measures"]
         rows.append(
             {
-                "way": f"{point['way']}, {point['concurrency']} at once",
-                "tok/s in total": spread_words(point["throughput"]),
+                "configuration": f"{point['way']}, concurrency {point['concurrency']}",
+                "total tok/s": spread_words(point["throughput"]),
                 "per user": spread_words(point["interactivity"]),
-                "over plain": spread_words(point["speedup_over_plain"]),
+                "speed-up": spread_words(point["speedup_over_plain"]),
                 "tau": tau_cell(measures),
                 "tau without loops": tau_cell(point["without_loops"]),
                 **latency_cells(measures),
@@ -85,16 +85,17 @@ def pareto_section(result: Result) -> Section:
         grid_of("Measured points", f"{how_words(result.values['bench'])}. {_REPEATS}", rows),
         _readings(
             "At equal interactivity",
-            "Tokens per second in total over those of plain decoding, where the median user is as "
-            "fast as with so many requests at once plainly. Read between measured points only.",
+            "Total tokens per second divided by those of plain decoding, where the median user is "
+            "as fast as in plain decoding with so many concurrent requests. Interpolated between "
+            "measured points only.",
             "tok/s per user",
             need(result, "at_equal_interactivity"),
         ),
         _readings(
             "At equal throughput",
-            "Tokens per second of the median user over those of plain decoding, where as much is "
-            "given in total. Read between measured points only.",
-            "tok/s in total",
+            "Tokens per second of the median user divided by those of plain decoding, at the same "
+            "total throughput. Interpolated between measured points only.",
+            "total tok/s",
             need(result, "at_equal_throughput"),
         ),
     ]
@@ -108,7 +109,7 @@ def _readings(title: str, about: str, level: str, found: Sequence[Values]) -> Gr
     by_place = {(row["plain_concurrency"], row["way"]): row for row in found}
     rows = [
         {
-            "plain decoding with": f"{concurrency} at once",
+            "plain, concurrency": str(concurrency),
             level: three_digits(at),
             **{way: _reading(by_place[concurrency, way]) for way in ways},
         }
@@ -129,7 +130,7 @@ def never_slower_section(result: Result) -> Section:
     """A row for each number of requests at once."""
     rows = [
         {
-            "requests": f"{row['concurrency']} at once",
+            "concurrency": str(row["concurrency"]),
             "over no drafter": spread_words(row["ratio"]),
             "time": f"{row['slowdown']:.3f}",
             "allowed": f"{row['limit']:.3f}",
@@ -147,18 +148,18 @@ def traffic_section(result: Result) -> Section:
     """A row for each way."""
     rows = []
     for row in need(result, "figures"):
-        found = row["measures"]  # None where every request was given up
+        found = row["measures"]  # None where every request was aborted
         rows.append(
             {
-                "way": row["way"],
-                "tok/s in total": spread_words(row["tokens_per_second_in_total"]),
-                "over plain, decoding": spread_words(found and found["decode_speedup"]),
-                "over plain, whole": spread_words(found and found["speedup"]),
+                "configuration": row["way"],
+                "total tok/s": spread_words(row["tokens_per_second_in_total"]),
+                "decode speed-up": spread_words(found and found["decode_speedup"]),
+                "end-to-end speed-up": spread_words(found and found["speedup"]),
                 "tau": tau_cell(found),
                 "tau without loops": tau_cell(row["without_loops"]),
                 **latency_cells(found),
                 "same tokens": f"{row['num_identical']}/{row['num_outputs']}",
-                "given up": str(row["num_aborted"]),
+                "aborted": str(row["num_aborted"]),
             }
         )
     bench = need(result, "bench")
@@ -166,9 +167,9 @@ def traffic_section(result: Result) -> Section:
     about = (
         f"{bench['num_requests']} requests, {bench['requests_per_second']:g} per second, of "
         f"{bench['min_tokens']} to {bench['max_tokens']} tokens, temperature {temperatures}, at "
-        f"most {bench['concurrency']} at once, played {bench['repeats']} times. Tokens in total: "
+        f"most {bench['concurrency']} concurrently, played {bench['repeats']} times. Total tok/s: "
         f"median, lowest and highest of the repeats. {BAND} TTFT, TPOT and gap: median, 95th "
-        "percentile; without requests that were given up."
+        "percentile, without aborted requests."
     )
     return Section("bench traffic", grids=[grid_of("", about, rows)])
 
@@ -178,7 +179,7 @@ def plan_section(result: Result) -> Section:
     goal, traffic, curve = (need(result, name) for name in ("goal", "traffic", "curve"))
     rows = []
     for row in need(result, "rows"):
-        cells = {"way": row["way"], "replicas (by formula)": "never meets the goal"}
+        cells = {"configuration": row["way"], "replicas (by formula)": "never meets the goal"}
         if row["replicas"] is not None:
             formula, played = row["formula"], row["simulation"]
             cells["replicas (by formula)"] = f"{row['replicas']} ({row['replicas_by_formula']})"
@@ -190,7 +191,7 @@ def plan_section(result: Result) -> Section:
             cells["cost per hour"] = "" if hour is None else f"{hour:.2f}"
             cells["per million tokens"] = "" if tokens is None else f"{tokens:.2f}"
             off = row["off_from"]
-            cells["no faster from"] = "" if off is None else f"{off} at once"
+            cells["no faster from"] = "" if off is None else f"concurrency {off}"
         rows.append(cells)
     limits = [
         f"{name} at most {1000 * goal[key]:g} ms"

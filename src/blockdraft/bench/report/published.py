@@ -161,18 +161,25 @@ def published_section(results: Sequence[Result]) -> Section:
     ]
     about = (
         'Speed-up over plain decoding, and tau. Rows named "published" were measured by others, on '
-        "other machines, with other models and engines, and come without a spread: nothing follows "
-        "from one of them beside a figure of yours, but for the order of magnitude."
+        "other machines, with other models and engines, and come without a spread: compare "
+        "orders of magnitude only."
     )
     heads = ["method", "temperature", *SETS, "all seven", "machine", "source"]
-    load_heads = ["method", "prompts", *(f"{n} at once" for n in LOADS), "tau", "machine", "source"]
+    load_heads = [
+        "method",
+        "prompts",
+        *(f"concurrency {n}" for n in LOADS),
+        "tau",
+        "machine",
+        "source",
+    ]
     grids = []
     if own:
-        # Some of one's own have no band here either.
+        # Some of one's own have no interval here either.
         grid = Grid("One request at a time", about, heads, rows)
         grids.append(without_repeats(grid, "*", "*: one prompt, no spread."))
     if any(result.kind in ("concurrency", "pareto") for result in results):
-        grids.append(Grid("Many requests at once", f"By load. {about}", load_heads, loads))
+        grids.append(Grid("Many concurrent requests", f"By load. {about}", load_heads, loads))
     return Section("Beside figures that others published, on other machines", grids=grids)
 
 

@@ -14,9 +14,9 @@ Values = Mapping[str, Any]
 Cells = Mapping[str, str]
 """Of a row, by the head of their column."""
 
-BAND = "Speed-ups with the band in which 95 % of resamples of the prompts fall."
+BAND = "Speed-ups with 95 % bootstrap intervals over the prompts."
 NO_SPREAD = " (one prompt, no spread)"
-ONE_PROMPT = "A speed-up or rate without a band comes from one prompt."
+ONE_PROMPT = "A speed-up or rate without an interval comes from one prompt."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def grid_of(title: str, about: str, rows: Sequence[Cells]) -> Grid:
 
 
 def without_repeats(grid: Grid, mark: str = "", told: str = ONE_PROMPT) -> Grid:
-    """The same with the words for a missing band once, above the table, and `mark` in the cells."""
+    """The same, with the words for a missing interval once above it, and `mark` in the cells."""
     rows = [[cell.replace(NO_SPREAD, mark) for cell in row] for row in grid.rows]
     return grid if rows == grid.rows else replace(grid, about=f"{grid.about} {told}", rows=rows)
 

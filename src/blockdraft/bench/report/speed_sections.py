@@ -72,8 +72,8 @@ def _drafted_cells(row: Values) -> Cells:
         "tau macro": tau_words(drafted["tau_macro"]),
         "plain tok/s": three_digits(row["plain"]["tokens_per_second"]),
         "drafted tok/s": three_digits(row["drafted"]["tokens_per_second"]),
-        "over plain": spread_words(bands["plain"]),
-        "over plain, decoding": spread_words(bands["plain_decode"]),
+        "speed-up": spread_words(bands["plain"]),
+        "decode speed-up": spread_words(bands["plain_decode"]),
     }
 
 
@@ -91,8 +91,8 @@ def _lengths(result: Result, found: Values) -> Section:
                 "drafted TTFT ms": three_digits(1000 * drafted["first_token_seconds"]["p50"]),
                 "plain tok/s": three_digits(plain["tokens_per_second"]),
                 "drafted tok/s": three_digits(drafted["tokens_per_second"]),
-                "over plain": spread_words(band),
-                "over plain, decoding": spread_words(decoding),
+                "speed-up": spread_words(band),
+                "decode speed-up": spread_words(decoding),
                 "tau": tau_cell(drafted),
                 "same tokens": f"{row['num_identical']}/{row['num_prompts']}",
             }
@@ -128,11 +128,11 @@ def _outside(run: Values, how: str) -> Grid:
                 "engine": f"{name} ({versions})" if versions else name,
                 "tok/s": "" if rate is None else three_digits(rate["tokens_per_second"]),
                 "over our plain": spread_words(row["over_plain"]),
-                "our drafted over it": spread_words(row["drafted_over"]),
+                "our drafted over its": spread_words(row["drafted_over"]),
                 "the same, median prompt": "" if not ratios else three_digits(median(ratios)),
-                "tokens a pass": "" if passes is None else f"{passes:.2f}",
-                "as our plain": f"{row['num_equal']}/{row['num_answered']}",
-                "as its own plain": as_its_plain,
+                "tokens per pass": "" if passes is None else f"{passes:.2f}",
+                "same as our plain": f"{row['num_equal']}/{row['num_answered']}",
+                "same as its own plain": as_its_plain,
                 "prompts without an answer": failures,
             }
         )
@@ -152,10 +152,10 @@ def ways_section(result: Result) -> Section:
     for way, by_group in figures.items():
         whole, without_loops = by_group["all"], by_group.get("no loops")
         by_head = {head: speedup_and_tau(by_group[group]) for group, head in heads.items()}
-        rows.append({"way": way, **by_head})
+        rows.append({"configuration": way, **by_head})
         totals.append(
             {
-                "way": way,
+                "configuration": way,
                 **_drafted_cells(whole),
                 "without loops": "" if without_loops is None else speedup_and_tau(without_loops),
                 **latency_cells(whole["ways"]["drafted"]),
@@ -164,10 +164,10 @@ def ways_section(result: Result) -> Section:
         )
         bars.append(bar_of(way, whole["speedup_bands"]["plain"]))
     how = how_words(settings)
-    about = f"{how}. Speed-up over plain decoding, with its 95 % band, and tau."
+    about = f"{how}. Speed-up over plain decoding, with its 95 % interval, and tau."
     title = f"Speed over plain decoding, all prompts, {how}"
     return Section(
-        title="several ways to draft",
+        title="several drafting configurations",
         grids=[
             grid_of("All prompts", f"{how}. {BAND} {_PERCENTILES}", totals),
             grid_of("By set", about, rows),
@@ -188,14 +188,14 @@ def _costs(result: Result) -> list[Grid]:
         number, minutes = way.get("num_parameters"), training.get("max_minutes")
         rows.append(
             {
-                "way": name,
+                "configuration": name,
                 "parameters, millions": "" if number is None else f"{number / 1e6:.1f}",
                 "minutes of training": "" if minutes is None else f"{minutes:g}",
                 "draft ms": three_digits(way["draft_ms"]),
                 "verify ms": three_digits(way["verify_ms"]),
             }
         )
-    about = "Drafters, and milliseconds for each pass of the target, of drafting and of verifying."
+    about = "Drafters, and the milliseconds that drafting and verifying take per target pass."
     return [grid_of("Costs", about, rows)]
 
 
@@ -209,11 +209,11 @@ def context_section(result: Result) -> Section:
     """A row for each length of the prompt."""
     rows = [
         {
-            "tokens of prompt": str(row["prompt_len"]),
+            "prompt tokens": str(row["prompt_len"]),
             "plain tok/s": three_digits(row["plain"]["decode_tokens_per_second"]),
             "drafted tok/s": three_digits(row["drafted"]["decode_tokens_per_second"]),
-            "over plain, decoding": spread_words(row["decode_speedup"]),
-            "over plain, whole": spread_words(row["total_speedup_spread"]),
+            "decode speed-up": spread_words(row["decode_speedup"]),
+            "end-to-end speed-up": spread_words(row["total_speedup_spread"]),
             "tau": f"{row['acceptance_length']:.2f}",
             "same tokens": f"{row['num_identical']}/{row['num_passages']}",
         }
@@ -229,12 +229,12 @@ def break_even_section(result: Result) -> Section:
     band = found.get("speedup_band")
     low, high = (None, None) if band is None else band
     row = {
-        "forced": f"{need(result, 'forced_acceptance'):.0%} kept",
+        "forced": f"{need(result, 'forced_acceptance'):.0%} accepted",
         "plain step ms": f"{1000 * found['plain_step_seconds']:.3g}",
         "drafted step ms": f"{1000 * found['drafted_step_seconds']:.3g}",
-        "pays from tau": f"{found['step_ratio']:.2f}",
+        "break-even tau": f"{found['step_ratio']:.2f}",
         "tau": f"{found['acceptance_length']:.2f}",
-        "over plain": spread_words({"value": found["speedup"], "low": low, "high": high}),
+        "speed-up": spread_words({"value": found["speedup"], "low": low, "high": high}),
     }
     grid = grid_of("", str(need(result, "note")), [row])
     return Section("bench speed --force-acceptance", grids=[grid])

@@ -120,8 +120,8 @@ def summary_section(result: Result) -> Section:
     heads = ["prompts", "greedy: tau", "speed-up", "without loops: tau", "speed-up"]
     heads += ["temperature", "sampled: tau", "speed-up"]
     about = (
-        f"Speed-up over {values['baseline']}; in brackets the band in which 95 % of resamples of "
-        "the prompts fall."
+        f"Speed-up over {values['baseline']}; in parentheses, the 95 % bootstrap interval over the "
+        "prompts."
     )
     return Section(
         title=str(values["about"]),

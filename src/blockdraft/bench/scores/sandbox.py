@@ -32,15 +32,15 @@ def check_sandbox() -> None:
     """
     if sys.platform != "linux":
         raise ConfigError(
-            "--score runs programs that the model wrote, which needs Linux to keep them from the "
-            "network; leave out the sets that have tests"
+            "--score runs programs that the model wrote, which needs Linux to isolate them from "
+            "the network; leave out the sets that have tests"
         )
     status, said = _run("")
     if status == UNFIT:
         raise ConfigError(
-            f"--score runs programs that the model wrote, and this system does not let a process "
-            f"part with its network and files ({said}); allow user namespaces, or leave out the "
-            "sets that have tests"
+            "--score runs programs that the model wrote, and this system does not let a process "
+            f"give up its network and files ({said}); allow user namespaces, or leave out the sets "
+            "that have tests"
         )
 
 
@@ -49,7 +49,7 @@ def passes(program: str) -> bool:
     """Whether a Python program comes to its end within the limits: plain and drafted run once."""
     status, said = _run(f"{program}\n\nraise SystemExit({PASSED})\n")
     if status == UNFIT:
-        raise ConfigError(f"a program could not be kept apart: {said}; leave out --score")
+        raise ConfigError(f"a program could not be isolated: {said}; leave out --score")
     return status == PASSED
 
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 SCORE_DEFINITIONS = {
     "scores": "by set: num_scored, the prompts that have tests or whose reference is a number; "
-    "num_right, by way, the outputs whose program passes the tests, without network and within "
-    f"{SECONDS} seconds of processor time, or whose number in the last \\boxed{{}}, or without one "
-    "the last number of the text, is the reference; num_cut, plain outputs of them that max_tokens "
-    "cut off, which seldom hold their answer",
+    "num_right, by configuration, the outputs whose program passes the tests, without network and "
+    f"within {SECONDS} seconds of processor time, or whose number in the last \\boxed{{}}, or "
+    "otherwise the last number of the text, is the reference; num_cut, plain outputs of these "
+    "prompts that max_tokens cut off, which seldom contain their answer",
 }
 
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
@@ -79,8 +79,8 @@ def check_scored(prompts: Sequence["BenchPrompt"]) -> None:
     """
     if not any(map(_is_scored, prompts)):
         raise ConfigError(
-            "--score compares numbers and runs tests, and no prompt has a number as its reference, "
-            "or a test; leave it out, or add --prompts gsm8k, or rows with reference or test"
+            "--score compares numbers and runs tests, and no prompt has a test or a number as its "
+            "reference; leave it out, or add --prompts gsm8k, or rows with reference or test"
         )
     if any(prompt.test is not None and not prompt.later for prompt in prompts):
         check_sandbox()
@@ -127,5 +127,5 @@ def score_lines(scores: Mapping[str, Score]) -> list[str]:
     for name, score in scores.items():
         ways = ", ".join(f"{way} {right}" for way, right in score.num_right.items())
         cut = f" ({score.num_cut} cut off by --max-tokens)" if score.num_cut else ""
-        lines.append(f"{name}: right answers of {score.num_scored}{cut}: {ways}")
+        lines.append(f"{name}: correct answers of {score.num_scored}{cut}: {ways}")
     return lines

@@ -24,15 +24,15 @@ from blockdraft.proof.faults import verifying_by
 from blockdraft.speculate.verify import Verdict, verify
 
 NOTE = (
-    "Verdicts were replaced: this share of the drafts was kept, whatever the target chose. The "
-    "outputs are not the target's and are not shown; only times mean something."
+    "Verdicts were replaced: this share of the draft tokens was accepted, whatever the target "
+    "chose. The outputs are not the target's and are not shown; only the times are meaningful."
 )
 DEFINITIONS = {
-    "step_ratio": "seconds of a drafted step over seconds of a plain one, prompts excluded: tau "
-    "must be above it for drafting to pay",
-    "acceptance_length": "tau as it was forced: tokens committed per step",
-    "speedup": "plain seconds per token over forced ones, prompts excluded: tau / step_ratio",
-    "kept_share": "kept over drafted tokens, of the longest path of each step",
+    "step_ratio": "seconds of a drafted step divided by seconds of a plain one, prefill excluded: "
+    "drafting saves time if tau is above it",
+    "acceptance_length": "the forced tau: tokens committed per step",
+    "speedup": "plain seconds per token divided by forced ones, prefill excluded: tau / step_ratio",
+    "kept_share": "accepted tokens divided by draft tokens, of the longest path of each step",
     "speedup_band": f"of speedup: {MEASURES['band']}",
 }
 
@@ -170,10 +170,10 @@ def break_even_lines(measurements: Sequence[ForcedMeasurement]) -> list[str]:
     spread = band_words(*(found.speedup_band or (None, None)))
     return [
         f"a drafted step takes {1e3 * found.drafted_step_seconds:.3g} ms, a plain one "
-        f"{1e3 * found.plain_step_seconds:.3g} ms: drafting pays from tau "
-        f"{found.step_ratio:.2f} on",
-        f"forced: {found.kept_share:.1%} of the drafts kept, tau {found.acceptance_length:.2f}, "
-        f"{found.speedup:.2f} times as fast as plain decoding ({spread})",
+        f"{1e3 * found.plain_step_seconds:.3g} ms: break-even tau {found.step_ratio:.2f}",
+        f"forced: {found.kept_share:.1%} of the draft tokens accepted, tau "
+        f"{found.acceptance_length:.2f}, {found.speedup:.2f} times as fast as plain decoding "
+        f"({spread})",
         NOTE,
     ]
 

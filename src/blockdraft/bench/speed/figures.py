@@ -18,15 +18,16 @@ from blockdraft.bench.speed.bench import Measurement
 from blockdraft.core.grouping import grouped
 
 DEFINITIONS = {
-    "num_prompts": "turns of prompts; the turns of a conversation count one by one, but are drawn "
-    "together for the bands",
-    "speedup_over_plain": "drafted tokens_per_second over that of our own plain decoding",
-    "speedup_over_transformers": "drafted tokens_per_second over that of transformers' generate, "
-    "stock attention",
-    "per_prompt_speedup": "quartiles over prompts of drafted over plain tokens per second",
-    "speedup_bands": "speed-ups over the other ways, end to end and from the first token on, each "
-    f"with its band: {MEASURES['band']}",
-    "ways": "measures of each way to decode; plain decoding is the baseline",
+    "num_prompts": "turns of prompts; the turns of a conversation count one by one, but are "
+    "resampled together for the intervals",
+    "speedup_over_plain": "drafted tokens_per_second divided by that of our own plain decoding",
+    "speedup_over_transformers": "drafted tokens_per_second divided by that of transformers' "
+    "generate, stock attention",
+    "per_prompt_speedup": "quartiles over the prompts of drafted divided by plain tokens per "
+    "second",
+    "speedup_bands": "speed-ups over the other configurations, end to end and from the first token "
+    f"on, each with its interval: {MEASURES['band']}",
+    "ways": "measures of each configuration; plain decoding is the baseline",
     "num_identical": "prompts whose drafted tokens equal the plain ones",
     "num_equal_to_transformers": "prompts whose tokens equal transformers' (greedy only; it does "
     "not promise equal bits)",

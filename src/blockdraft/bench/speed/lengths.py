@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 LENGTH_DEFINITIONS = {
-    "break_even_length": "of the lengths that were measured: at_least_as_fast_from, the least at "
-    "which, and at all longer ones, drafted decoding took no longer than plain decoding from the "
-    "request to the last token; surely_from, the same for the lower end of the band; null: not "
-    "even at the longest; has_bands: false with a single prompt, which has no band",
+    "break_even_length": "of the measured lengths: at_least_as_fast_from, the least at which, and "
+    "at all longer ones, drafted decoding took no longer than plain decoding from the request to "
+    "the last token; surely_from, the same for the lower end of the interval; null: not even at "
+    "the longest; has_bands: false for a single prompt, which has no interval",
 }
 
 
@@ -56,7 +56,7 @@ def length_line(found: BreakEvenLength) -> str:
         f"of {shown} tokens, drafted decoding takes no longer from {found.at_least_as_fast_from} on"
     )
     if not found.has_bands:
-        return f"{line}; one prompt, no band"
+        return f"{line}; one prompt, no interval"
     if found.surely_from is None:
-        return f"{line}; the band of the longest reaches below 1"
-    return f"{line}; the whole band is at least 1 from {found.surely_from} on"
+        return f"{line}; the interval of the longest reaches below 1"
+    return f"{line}; the whole interval is at least 1 from {found.surely_from} on"

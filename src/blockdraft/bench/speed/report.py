@@ -26,8 +26,8 @@ from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
 
 RESUMED = {
-    "num_resumed": "turns of prompts, over all runs, that an earlier start of the same command had "
-    "measured before it was interrupted"
+    "num_resumed": "turns of prompts, over all runs, measured by an earlier, interrupted run of "
+    "the same command"
 }
 
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
@@ -129,9 +129,9 @@ def describe_output(sample: TimedOutput) -> dict[str, Any]:
 
 
 LEGEND = """\
-tok/s: all tokens over all seconds. speed-up: drafted over the other. 95 %:
-where 95 % of resamples of the prompts fall. tau: tokens per target pass. same
-tokens: drafted output equals plain output. loops: outputs that repeat
+tok/s: all tokens divided by all seconds. speed-up: drafted over the other.
+95 %: bootstrap interval over the prompts. tau: tokens per target pass.
+same tokens: drafted output equals plain output. loops: outputs that repeat
 themselves, which are easy to draft."""
 
 

@@ -31,7 +31,7 @@ def _table_check(pair: Pair) -> Check:
     table = NGramTable.load(pair.drafter_folder, pair.num_rows)
     if table is None:
         remedy = (
-            "`blockdraft count-ngrams DRAFTER ANSWERS` counts one in seconds, in answers that "
+            "`blockdraft count-ngrams DRAFTER ANSWERS` counts one in seconds, from answers that "
             "`blockdraft data` writes"
         )
         return Check("n-grams", "warning", "the drafter has no table of them", remedy)
@@ -53,4 +53,4 @@ def _head_check(pair: Pair, known: Sequence[int]) -> Check:
             "`blockdraft train-head DRAFTER ANSWERS`"
         )
         return Check("hydra head", "out", found, remedy)
-    return Check("hydra head", "ok", f"guesses {len(head.token_ids)} tokens from layers {layers}")
+    return Check("hydra head", "ok", f"predicts {len(head.token_ids)} tokens from layers {layers}")

@@ -37,5 +37,5 @@ def verdict(checks: Iterable[Check]) -> str:
     rest = f" ({', '.join(parts)})" if parts else ""
     if names:
         # Names hold commas: "tau, math".
-        return f"OUT OF ORDER: {'; '.join(names)}{rest}"
-    return f"IN ORDER: nothing was found that costs acceptance{rest}"
+        return f"PROBLEMS FOUND: {'; '.join(names)}{rest}"
+    return f"NO PROBLEMS: nothing was found that costs acceptance{rest}"

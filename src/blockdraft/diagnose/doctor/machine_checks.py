@@ -43,7 +43,7 @@ def busy_check(config: LLMConfig, busy: float | None) -> Check:
     """Cores that other programs use while this one waits."""
     name, cores = "other programs", machine.num_cpus()
     if busy is None:
-        return Check(name, "unknown", "the system does not say what else runs")
+        return Check(name, "unknown", "the system does not say what else is running")
     found = f"{busy:.1f} of {counted(cores, 'core')} busy"
     left = max(1, round(cores - busy))
     if busy > BUSY and _num_threads(config) > cores - busy:
@@ -57,7 +57,7 @@ def memory_check(pair: Pair) -> Check:
     """Free memory against the weights and the keys and values that were asked for."""
     name, free = "memory", _free_bytes(pair)
     if free is None:
-        return Check(name, "unknown", "the system does not say what is free")
+        return Check(name, "unknown", "the system does not say how much is free")
     needed = needed_bytes(pair)
     found = f"{needed / GIB:.1f} GiB needed for weights{_kv(pair)}, {free / GIB:.1f} GiB free"
     if needed > free:
@@ -67,7 +67,7 @@ def memory_check(pair: Pair) -> Check:
 
 
 def _kv(pair: Pair) -> str:
-    return f", {pair.config.memory:g} of them for keys and values" if pair.config.memory else ""
+    return f", {pair.config.memory:g} of them for the KV cache" if pair.config.memory else ""
 
 
 def needed_bytes(pair: Pair) -> float:

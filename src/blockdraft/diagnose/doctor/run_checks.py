@@ -65,9 +65,9 @@ def reuse_check(engine: Engine, reuse: Reuse | None) -> Check:
     """Features that are missing behind a prompt from memory: the output is right, tau is not."""
     name = "prefix reuse"
     if not isinstance(engine.target.memory, Pages):
-        return Check(name, "ok", "this target reuses no prompts")
+        return Check(name, "ok", "this target cannot reuse prompts")
     if reuse is None:
-        return Check(name, "unknown", "the context is too short to try it")
+        return Check(name, "unknown", "the context is too short to test it")
     if not reuse.num_reused:
         return Check(name, "unknown", "the second request took nothing from the cache")
     fresh, again = reuse.fresh.acceptance_length, reuse.reused.acceptance_length
@@ -76,7 +76,9 @@ def reuse_check(engine: Engine, reuse: Reuse | None) -> Check:
         found += f"; draft context off by {reuse.context.deviation:.1%}"
     is_right = reuse.context is None or reuse.context.is_right
     if not is_right or again < (1 - TOLERANCE) * fresh:
-        remedy = "features were lost: please report it; until then send prompts that differ"
+        remedy = (
+            "features were lost: please report this; until it is fixed, send prompts that differ"
+        )
         return Check(name, "out", found, remedy)
     return Check(name, "ok", found)
 
@@ -91,20 +93,20 @@ def tau_checks(pair: Pair, measured: Mapping[str, AcceptanceStats]) -> list[Chec
 def _tau_check(category: str, stats: AcceptanceStats, expected: object) -> Check:
     name, tau = f"tau, {category}", stats.acceptance_length
     if not stats.num_passes:
-        found = "not measured: the target ended every answer with its first token"
+        found = "not measured: the target ended every answer after its first token"
         return Check(name, "unknown", found)
     if not isinstance(expected, int | float) or expected <= 0:
         if tau < USELESS_TAU:
             return Check(
                 name,
                 "out",
-                f"{tau:.2f}: next to nothing is accepted",
+                f"{tau:.2f}: almost nothing is accepted",
                 "the lines above say why, or the drafter is not one for this target",
             )
         return Check(name, "unknown", f"{tau:.2f}; the drafter does not say what to expect")
     change = round(tau / expected - 1, 2) + 0.0  # no "-0%"
     found = f"{tau:.2f}, expected {expected:.2f} ({change:+.0%})"
     if tau < (1 - TOLERANCE) * expected:
-        remedy = "mend the lines that are out; if none is, get target and drafter again"
+        remedy = "fix the failed checks; if there are none, download target and drafter again"
         return Check(name, "out", found, remedy)
     return Check(name, "ok", found)

@@ -50,7 +50,7 @@ def rope_check(pair: Pair, measured: Offline | None) -> Check:
             f"{told}: with that, offline tau is {measured.change('target rope')}",
             f"set rope_theta {target['rope_theta']:g}{_scaling(target)} in its config.json",
         )
-    return Check(name, "ok", f"{told}, with which it does no better")
+    return Check(name, "ok", f"{told}, which does no better")
 
 
 def target_rope(pair: Pair) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def window_check(pair: Pair) -> Check:
         return Check(
             name,
             "out",
-            f"config.json has sliding_window {window}, but no layer that slides: it is ignored",
+            f"config.json has sliding_window {window}, but no sliding layer: it is ignored",
             'name the sliding layers in layer_types, or say "use_sliding_window": false',
         )
     return Check(name, "ok", found)
@@ -118,7 +118,7 @@ def mask_check(pair: Pair) -> Check:
     mask, trained = pair.fields["mask_token_id"], pair.trained.get("mask_token_id")
     remedy = "set mask_token_id in its config.json to the token that it was trained with"
     if not 0 <= mask < pair.num_rows:
-        found = f"{mask} is out of vocabulary: the target's embedding has {pair.num_rows} rows"
+        found = f"{mask} is outside the vocabulary: the target's embedding has {pair.num_rows} rows"
         return Check(name, "out", found, remedy)
     text = _token_text(pair, mask)
     if trained is not None and mask != trained:
@@ -129,10 +129,10 @@ def mask_check(pair: Pair) -> Check:
         return Check(name, "out", found, remedy)
     if mask in pair.tokenizer.eos_ids:
         found = f"{mask} {text} ends an answer too"
-        return Check(name, "warning", found, "make sure that it was trained so")
+        return Check(name, "warning", found, "make sure that it was trained with it")
     if mask < pair.num_tokens and mask not in pair.tokenizer.backend.get_added_tokens_decoder():
         found = f"{mask} {text} is a token of ordinary text"
-        return Check(name, "warning", found, "make sure that it was trained so")
+        return Check(name, "warning", found, "make sure that it was trained with it")
     return Check(name, "ok", f"{mask} {text}")
 
 
@@ -163,7 +163,7 @@ def layers_check(pair: Pair, measured: Offline | None) -> Check:
             name,
             "out",
             f"{ids}: the target has layers 0 to {last}, so not {wrong}",
-            "target_layer_ids count layers from 0, and mean their outputs",
+            "target_layer_ids count layers from 0 and refer to their outputs",
         )
     for variant, by in (("one lower", -1), ("one higher", 1)):
         if measured is not None and measured.is_better(variant):
@@ -210,18 +210,18 @@ def vocabulary_check(pair: Pair, measured: Offline | None) -> Check:
             name,
             "out",
             f"draft_vocabulary.json names {len(beyond)} tokens that the tokenizer does not have",
-            "it belongs to another target: delete it, or get the drafter again",
+            "it belongs to another target: delete it, or download the drafter again",
         )
     return _padding_check(name, rows - known, len(chosen) if chosen else size, measured)
 
 
 def _padding_check(name: str, padding: int, num_guessable: int, measured: Offline | None) -> Check:
-    found = f"{num_guessable} tokens are guessed, {padding} rows are padding"
+    found = f"{num_guessable} tokens can be proposed, {padding} rows are padding"
     if measured is not None and measured.padding_share > MAX_PADDING_SHARE:
         return Check(
             name,
             "out",
-            f"{found}, and {measured.padding_share:.0%} of the guesses are such rows",
+            f"{found}, and {measured.padding_share:.0%} of the draft tokens are such rows",
             "write the ids that exist into draft_vocabulary.json beside the drafter",
         )
     return Check(name, "ok", found)
@@ -238,6 +238,6 @@ def fit_check(pair: Pair, failure: str | None, others: list[Check]) -> Check:
         layers, block = pair.fields["num_hidden_layers"], pair.fields["block_size"]
         return Check(name, "ok", f"sizes fit; {layers} layers, blocks of {block}")
     if pair.refusal and any(check.mark == "out" for check in others):
-        return Check(name, "unknown", "not tried before the rest is in order")
+        return Check(name, "unknown", "not tried until the rest is fixed")
     what, _, remedy = reason.rpartition("; ")
     return Check(name, "out", what or reason, remedy if what else "")

@@ -40,7 +40,8 @@ def weights_check(pair: Pair) -> Check:
             name,
             "unknown",
             f"{what}; the drafter does not say which weights it was trained with",
-            "if tau is low: run the very target that its card names, not quantized, not tuned",
+            "if tau is low: run exactly the target that its card names, not quantized or "
+            "fine-tuned",
         )
     found = weights_sha256(pair.target_folder)
     rounded, known = pair.config.quantize, pair.fact("target", "quantize")
@@ -48,13 +49,13 @@ def weights_check(pair: Pair) -> Check:
         return Check(
             name,
             "warning",
-            f"those that the drafter was trained with, but {_rounded(rounded)} at load, and "
+            f"the drafter was trained with the same weights, but {_rounded(rounded)} at load, and "
             f"{_rounded(known)} in training",
             "compare tau with --quantize and without, or retune the drafter for this target "
             f"(init_from, only_adapter=true{f', quantize={rounded}' if rounded else ''})",
         )
     if found == trained:
-        return Check(name, "ok", f"those that the drafter was trained with ({found[:12]})")
+        return Check(name, "ok", f"the drafter was trained with the same weights ({found[:12]})")
     return Check(
         name,
         "out",
@@ -79,13 +80,13 @@ def template_check(pair: Pair) -> Check:
         return Check(
             name,
             "unknown",
-            "the drafter does not say in which template its answers were made",
+            "the drafter does not say which template its answers were made with",
             "if tau is low: use the template of the target's original folder",
         )
     trained = pair.fact("target", "template_sha256")
     found = hash_text(tokenizer.chat_template) if tokenizer.has_chat_template else None
     if found == trained:
-        said = f"that of the training ({found[:12]})" if found else "none, as in training"
+        said = f"the one used in training ({found[:12]})" if found else "none, as in training"
         return Check(name, "ok", said)
     return Check(
         name,
@@ -111,7 +112,7 @@ def thinking_check(pair: Pair) -> Check:
         return Check(
             name,
             "unknown",
-            f"asked with thinking {asked}; the drafter does not say how it was trained",
+            f"requests have thinking {asked}; the drafter does not say how it was trained",
             "compare the tau below with those of --thinking on and --thinking off",
         )
     trained = default if trained == "template" else trained
@@ -121,8 +122,8 @@ def thinking_check(pair: Pair) -> Check:
     return Check(
         name,
         "out",
-        f"asked with thinking {asked}, and the drafter was trained with it {trained}",
-        f'ask with "chat_template_kwargs": {{"enable_thinking": {switch}}}, or use a drafter that '
+        f"requests have thinking {asked}, and the drafter was trained with it {trained}",
+        f'send "chat_template_kwargs": {{"enable_thinking": {switch}}}, or use a drafter that '
         f"was trained with thinking {asked}",
     )
 
@@ -135,7 +136,7 @@ def precision_check(pair: Pair) -> Check:
         return Check(
             name,
             "out",
-            f"{broken} of the drafter holds values that are no numbers (inf or nan)",
+            f"{broken} of the drafter holds values that are not finite (inf or nan)",
             "a conversion to float16 does that: get the original file",
         )
     trained: str | None = str(pair.fact("target", "dtype") or pair.fact("config", "dtype"))
@@ -143,7 +144,7 @@ def precision_check(pair: Pair) -> Check:
     if trained not in _DIGITS:
         trained, source = stored, "its file is in"
     if trained is None:
-        found = f"runs in {run}; the drafter's file has no weights of one precision"
+        found = f"runs in {run}; the weights in the drafter's file differ in precision"
         return Check(name, "unknown", found)
     # No target runs in the others.
     precise = trained if trained in DTYPES else "float32"

@@ -55,7 +55,8 @@ def check_explains(llm: LLM) -> None:
     """
     if llm.drafter_folder is None and not llm.config.lookup:
         raise ConfigError(
-            "there are no drafts to explain; name a drafter with --drafter, or add --lookup"
+            "nothing is drafted, so there is nothing to explain; name a drafter with --drafter, or "
+            "add --lookup"
         )
 
 

@@ -22,7 +22,7 @@ REJECTED = "bold yellow"
 UNSEEN = "dim"
 """Drafts behind the rejected one, which nobody looked at."""
 
-LEGEND = f"{OPEN}drafted and kept{CLOSE}, the rest chosen by the target itself"
+LEGEND = f"{OPEN}drafted and accepted{CLOSE}, the rest chosen by the target itself"
 
 
 def draft_text(explanation: Explanation) -> Text:
@@ -41,7 +41,7 @@ def rounds_table(explanation: Explanation) -> Table:
     """Every round on a line; rounds are numbered as in the page, the prompt's pass is 0."""
     table = Table(title="rounds", title_justify="left", box=None, pad_edge=False)
     table.add_column("#", justify="right")
-    table.add_column(f"{OPEN}kept{CLOSE} [rejected] not looked at", ratio=1)
+    table.add_column(f"{OPEN}accepted{CLOSE} [rejected] not considered", ratio=1)
     table.add_column("target's own")
     for name in ("p target", "p drafter", "rank", "bits target", "bits drafter"):
         table.add_column(name, justify="right")
@@ -93,24 +93,24 @@ def _number(value: float | None, form: str) -> str:
 def summary_line(sums: Sums) -> str:
     """The most important counts."""
     if not sums.num_rounds:
-        return "0 rounds: no token came after the one of the prompt's pass"
+        return "0 rounds: no token came after the prefill's"
     beside = f" and {sums.num_beside} beside them" if sums.num_beside else ""
     return (
         f"{counted(sums.num_rounds, 'round')}, tau {sums.acceptance_length:.2f}, "
-        f"{sums.num_drafted} drafted{beside}, {sums.total.num_kept} kept, "
+        f"{sums.num_drafted} drafted{beside}, {sums.total.num_kept} accepted, "
         f"{counted(sums.total.num_rejected, 'rejection')}"
     )
 
 
 def sums_tables(sums: Sums) -> list[Table]:
-    """Causes by kind of text, and by place in the block; none where nothing was tested."""
+    """Causes by kind of text, and by position in the block; none where nothing was tested."""
     if not sums.total.num_tested:
         return []
     by_kind = [(kind, sums.by_kind[kind]) for kind in KINDS if kind in sums.by_kind]
     by_slot = [(f"slot {slot + 1}", tally) for slot, tally in enumerate(sums.by_slot)]
     return [
         _tallies("by kind of text", [*by_kind, ("all", sums.total)], sums.total),
-        _tallies("by place in the block", by_slot, sums.total),
+        _tallies("by position in the block", by_slot, sums.total),
     ]
 
 
@@ -118,7 +118,7 @@ def _tallies(title: str, rows: Iterable[tuple[str, Tally]], total: Tally) -> Tab
     causes = [cause for cause in CAUSES if total.causes[cause]]
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for name in ("tested", "kept", "rate", "rejected", *(CAUSE_LABELS[c] for c in causes)):
+    for name in ("tested", "accepted", "rate", "rejected", *(CAUSE_LABELS[c] for c in causes)):
         table.add_column(name, justify="right")
     for name, tally in rows:
         table.add_row(
@@ -142,7 +142,7 @@ def streams_table(streams: Streams, longest_run: int, stall_limit: float | None)
     table.add_row("tokens per second", *(f"{line.tokens_per_second:.1f}" for line in both))
     for name, share in (("median", 0.5), ("95th", 0.95), ("99th", 0.99), ("largest", 1.0)):
         table.add_row(f"gap, {name}", *(f"{1e3 * line.quantile(share):.1f} ms" for line in both))
-    table.add_row("bursts by their tokens", *(_sizes(line) for line in both))
+    table.add_row("bursts by number of tokens", *(_sizes(line) for line in both))
     table.add_row("stalls", *(_stalls(line, stall_limit) for line in both))
     table.add_row("longest run of rejected blocks", str(longest_run), "")
     return table

@@ -157,7 +157,7 @@ def _compiler() -> list[str]:
         command = shlex.split(own)
         if shutil.which(command[0]) is None:
             remedy = "install or unset it"
-            raise NoKernels(f"there is no {command[0]}, which {COMPILER} names; {remedy}")
+            raise NoKernels(f"{command[0]}, which {COMPILER} names, is not found; {remedy}")
         return command
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):

@@ -69,7 +69,7 @@ RESULTS: dict[str, type] = {
 """Of the functions that return something."""
 
 REFUSALS = {
-    1: "the head size is no multiple of 16, or over 512",
+    1: "the head size is not a multiple of 16, or is over 512",
     2: "spans do not follow each other from row 0 on, or go beyond the rows of the forward",
     3: "a slot lies outside of the buffer of keys and values, or none are given to a whole layer",
     4: "a row would see keys outside of its pages or of the buffer",

@@ -161,7 +161,7 @@ def packed_product(
         return None
     product = PackedProduct(kernels, step, weight, bias)
     if not once(f"product {tuple(weight.shape)} right", lambda: _is_right(product, weight, bias)):
-        logger.warning("a product by kernels is wrong on this machine: it is left to torch")
+        logger.warning("a matrix product by kernels is wrong on this machine: torch computes it")
         return None
     return product
 
@@ -178,7 +178,9 @@ def int8_product(
     if not once(
         f"int8 product {shape} right", lambda: _is_exact(product, Int8Linear(weight, bias))
     ):
-        logger.warning("an int8 product by kernels is wrong on this machine: it is left to torch")
+        logger.warning(
+            "an int8 matrix product by kernels is wrong on this machine: torch computes it"
+        )
         return None
     return product
 
@@ -193,7 +195,7 @@ def group_product(
     expected = GroupLinear(weight, bias)
     if not once(f"{kind} {tuple(weight.shape)} right", lambda: _is_exact(product, expected)):
         logger.warning(
-            "a product with %s by kernels is wrong on this machine: it is left to torch", kind
+            "a matrix product with %s by kernels is wrong on this machine: torch computes it", kind
         )
         return None
     return product

@@ -67,7 +67,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} is not valid JSON ({error}); copy the checkpoint again"
         ) from error
     if not isinstance(raw, dict):
-        raise ModelError(f"{path} holds no JSON object; copy the checkpoint again")
+        raise ModelError(f"{path} is not a JSON object; copy the checkpoint again")
     return raw
 
 
@@ -146,7 +146,7 @@ def _unusable(value: Tensor) -> str | None:
     # A sum is quick; one that overflows does not say that its numbers did.
     if value.sum(dtype=torch.float32).isfinite() or value.isfinite().all():
         return None
-    return "holds what is no finite number; copy the checkpoint again"
+    return "holds values that are not finite; copy the checkpoint again"
 
 
 def write_checkpoint(
@@ -212,7 +212,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path} ({error}); copy it again, or delete it") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object; copy it again, or delete it")
+        raise ModelError(f"{path} is not a JSON object; copy it again, or delete it")
     return content
 
 

@@ -246,7 +246,7 @@ def _check_pairing(config: DraftConfig) -> None:
     if config.drafts_from_anchor and config.kind in ("dflash2", "diffusion"):
         raise ModelError(
             "the drafter's config says that the anchor's slot predicts a token, which is not "
-            f"supported in one of the kind {config.kind}; use another drafter"
+            f"supported for the kind {config.kind}; use another drafter"
         )
     most = config.block_size - 1 if config.reads_tokens else 1
     if not 1 <= config.num_denoising_steps <= most:
@@ -324,7 +324,7 @@ def _check_dflash2(config: DraftConfig, added: DFlash2Config) -> None:
     if added.selector_top_k > config.vocab_size:
         raise ModelError(
             f"selector_top_k is {added.selector_top_k} in the drafter's config, and the vocabulary "
-            f"has {config.vocab_size} tokens; give at most so many"
+            f"has {config.vocab_size} tokens; give at most that many"
         )
 
 
@@ -335,7 +335,7 @@ def _check_dspark(config: DraftConfig, added: DSparkConfig) -> None:
     if added.markov_head_type == "rnn" and not config.drafts_from_anchor:
         raise ModelError(
             "the drafter's config has markov_head_type = 'rnn' and says that the anchor's slot "
-            "drafts nothing; whether its state begins at that slot is not known, so it is not run; "
+            "drafts nothing; whether its state starts at that slot is unknown, so it is not run; "
             "use another drafter"
         )
 

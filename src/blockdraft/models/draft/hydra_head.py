@@ -72,9 +72,11 @@ class HeadShape:
         sizes = self.inner_size, self.num_heads, self.num_keys, self.head_dim, self.window
         layers = self.target_layer_ids
         if not all(type(size) is int and size >= 1 for size in sizes):
-            return "its sizes are no whole numbers above zero"
+            return "its sizes are not whole numbers above zero"
         if self.window > MOST_WINDOW:
-            return f"it looks back at {self.window} places, and {MOST_WINDOW} are the most"
+            return (
+                f"it looks back at {self.window} positions, and at most {MOST_WINDOW} are supported"
+            )
         if not layers or not all(type(layer) is int and layer >= 0 for layer in layers):
             return f"it reads the layers {layers}"
         if self.num_heads % self.num_keys or self.head_dim % 2:
@@ -230,14 +232,14 @@ class HydraHead(nn.Module):
             head.load_state_dict({name: value.float() for name, value in tensors.items()})
             rises = bool((token_ids.diff() > 0).all())
             if not (len(token_ids) and rises and token_ids[0] >= 0 and token_ids[-1] < vocab_size):
-                raise ValueError(f"its tokens are not rising ids below {vocab_size}")
+                raise ValueError(f"its tokens are not ascending ids below {vocab_size}")
             if not all(bool(value.isfinite().all()) for value in tensors.values()):
-                raise ValueError("some weights are no finite numbers")
+                raise ValueError("some weights are not finite")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
             raise ModelError(
-                f"{path} is no Hydra head of a target with hidden size {hidden_size} "
+                f"{path} is not a Hydra head for a target with hidden size {hidden_size} "
                 f"({' '.join(str(error).split())}); copy it again, or delete it to draft without"
             ) from error
         return head.eval()

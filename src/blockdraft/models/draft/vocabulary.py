@@ -43,7 +43,7 @@ def read_draft_vocabulary(folder: Path, vocab_size: int) -> list[int] | None:
         raise ModelError(f"cannot read {path} ({error}); copy the checkpoint again") from error
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise ModelError(
-            f"{path} holds no list of token ids; copy the checkpoint again, or delete it"
+            f"{path} is not a list of token ids; copy the checkpoint again, or delete it"
         )
     wrong = [i for i in ids if not 0 <= i < vocab_size]
     if wrong:

@@ -186,7 +186,9 @@ def _fused_if_equal(
         logger.info("no fused form of %s: %s", type(layer).__name__, error)
         return None
     if found == "reference":
-        logger.info("%s keeps torch's operations: kernels give others", type(layer).__name__)
+        logger.info(
+            "%s keeps torch's operations: kernels give different results", type(layer).__name__
+        )
     fused.layer = by_backend if found == "backend" else by_reference
     return fused if found in ("backend", "reference") else None
 

@@ -150,7 +150,7 @@ def warn_if_slow(model: PreTrainedModel) -> None:
     """Say so where no kernel reads the packed weights."""
     if not backend_for(model.dtype, model.device).multiplies_groups:
         logger.warning(
-            "no kernel for quantized weights runs in %s on %s: products unpack them each time, "
+            "no kernel for quantized weights runs in %s on %s: every matrix product unpacks them, "
             "slower than without --quantize",
             str(model.dtype).removeprefix("torch."), model.device,
         )  # fmt: skip

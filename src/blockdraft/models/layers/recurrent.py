@@ -60,9 +60,9 @@ def _kind(model: PreTrainedModel, name: str) -> LayerKind:
     cache = DYNAMIC_LAYER_TYPE_MAPPING.get(name, object)
     if not issubclass(cache, LinearAttentionLayer):
         raise ModelError(
-            f"{type(model).__name__} is not supported: what layers of kind {name} remember "
-            "cannot be rolled back yet; use a model with attention, recurrent or convolution "
-            f"layers, or {GENERATE}"
+            f"{type(model).__name__} is not supported: the state of its {name} layers cannot be "
+            "rolled back yet; use a model with attention, recurrent or convolution layers, or "
+            f"{GENERATE}"
         )
     return "both" if issubclass(cache, CacheLayerMixin) else "state"
 
@@ -100,8 +100,8 @@ def mixers(model: PreTrainedModel) -> list[nn.Module]:
             parts = [module for module in layer.modules() if _is_mixer(module)]
             if len(parts) != 1:
                 raise ModelError(
-                    f"{type(model).__name__} is not supported: how layer {index} changes its "
-                    "state is not known; use a model whose recurrent layers have a convolution, or "
+                    f"{type(model).__name__} is not supported: how layer {index} updates its state "
+                    "is unknown; use a model whose recurrent layers have a convolution, or "
                     f"{GENERATE}"
                 )
             found += parts
@@ -168,7 +168,7 @@ def _is_right(model: PreTrainedModel, by_kernel: KernelMixer, known: dict[str, b
     if kind not in known:
         known[kind] = once(f"steps of {kind}", lambda: _gives_the_same(model, by_kernel))
         if not known[kind]:
-            logger.warning("%s gives other numbers by kernels: it keeps torch's steps", kind)
+            logger.warning("%s gives different numbers by kernels: it keeps torch's steps", kind)
     return known[kind]
 
 

@@ -30,12 +30,12 @@ def in_groups(weight: Tensor, num_bits: int) -> GroupWeight:
     """
     inputs = weight.shape[1]
     if inputs % GROUP:
-        raise ValueError(f"{inputs} inputs are no multiple of {GROUP}")
+        raise ValueError(f"{inputs} inputs are not a multiple of {GROUP}")
     rounded = [_in_eight_bits(part) if num_bits == 8 else _in_four_bits(part)
                for part in _parts(weight)]  # fmt: skip
     numbers, scales, minimums = (torch.cat(parts) for parts in zip(*rounded, strict=True))
     if not (scales.isfinite().all() and minimums.isfinite().all()):
-        raise ValueError("a value is no number, or too large for a scale in float16")
+        raise ValueError("a value is not a number, or too large for a scale in float16")
     return GroupWeight(numbers, scales, minimums if num_bits == 4 else None, weight.dtype)
 
 

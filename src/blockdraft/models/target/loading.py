@@ -80,10 +80,10 @@ def resolve_device(name: str) -> str:
 @lru_cache
 def _chosen_device() -> str:
     if not torch.cuda.is_available():
-        logger.info("device auto: cpu, as CUDA finds no GPU")
+        logger.info("device auto: cpu, because CUDA finds no GPU")
         return "cpu"
     if (reason := _unusable_because("cuda")) is not None:
-        logger.warning("device auto: cpu, as the GPU is not usable (%s)", reason)
+        logger.warning("device auto: cpu, because the GPU is not usable (%s)", reason)
         return "cpu"
     logger.info("device auto: cuda, %s", torch.cuda.get_device_name())
     return "cuda"
@@ -277,7 +277,7 @@ def _first_line(reason: object) -> str:
 def _unusable(folder: Path, reason: object) -> ModelError:
     return ModelError(
         f"cannot load a causal LM from {folder}: {_first_line(reason)}; check the folder, or "
-        "delete and fetch it again"
+        "delete it and download it again"
     )
 
 

@@ -305,8 +305,8 @@ class PagedTarget(TransformersTarget):
         try:
             if not self.memory.reserve(key, num_tokens):
                 raise ModelError(
-                    f"the K/V memory of {self.memory.num_tokens} tokens is too small to test the "
-                    "model in; give more --memory"
+                    f"the KV cache of {self.memory.num_tokens} tokens is too small to test the "
+                    "model; give more --memory"
                 )
             yield
         finally:

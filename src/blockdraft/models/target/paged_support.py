@@ -53,7 +53,9 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     num_layers = len(decoder_layers(model))
     varying = varying_rope_type(model)
     if varying is not None:
-        raise NotPaged(f"its rope_type {varying!r} depends on the longest sequence of a forward")
+        raise NotPaged(
+            f"its rope_type {varying!r} depends on the longest sequence of a forward pass"
+        )
     mixers(model)
     empty = layers_without_keys(model)
     if len(empty) == num_layers:
@@ -69,7 +71,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
             if is_out_of_memory(error):
                 raise
             reason = str(error).split("\n")[0]
-            raise NotPaged(f"its forward without a cache fails ({reason})") from error
+            raise NotPaged(f"its forward pass without a cache fails ({reason})") from error
         shapes, windows = dict(_reports.pools or {}), set(_reports.windows)
     # More than the layers where each has two attentions (LongCat-Flash).
     num_pools = max(num_layers, 1 + max(shapes, default=0))
@@ -79,7 +81,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         raise NotPaged(f"layer {missing[0]} has no attention with keys and values of its own")
     for index, window in windows:
         if window != _configured_window(model, index):
-            raise NotPaged(f"layer {index} does not tell its attention what window it looks at")
+            raise NotPaged(f"layer {index} does not tell its attention which window it uses")
     first_again = min(0, *shapes)
     return [shapes[index] for index in (*range(num_pools), *range(first_again, 0))]
 

@@ -30,8 +30,8 @@ def spread(model: PreTrainedModel) -> str:
     if left_out := _offloaded(getattr(model, "hf_device_map", {})):
         raise ModelError(
             f"device_map leaves {left_out[0]} and {len(left_out) - 1} more parts of "
-            f"{type(model).__name__} in no device's memory, and what is fetched for each step is "
-            "not run; use more devices, or a smaller target"
+            f"{type(model).__name__} in no device's memory, and offloaded parts are not supported; "
+            "use more devices, or a smaller target"
         )
     # Here, as training and plain serving need no such package.
     from accelerate.hooks import remove_hook_from_submodules  # type: ignore[import-untyped]

@@ -180,12 +180,12 @@ class TransformersTarget:
             if self.logits_of_split(ids[: sum(splits[0])], splits[0]).isnan().any():
                 wider = "" if self.model.dtype == torch.float32 else ", or use float32"
                 raise RowsDepend(
-                    f"{self._described}: its logits are no numbers (NaN), as those of damaged "
-                    f"weights or of a config of another model are; fetch the model again{wider}"
+                    f"{self._described}: its logits are NaN, which damaged weights or another "
+                    f"model's config cause; download the model again{wider}"
                 )
             raise RowsDepend(
-                f"{self._described}: logits change with the number of rows (forwards of {split} "
-                f"tokens), so drafted output may differ from plain; use {self._remedy}"
+                f"{self._described}: logits change with the number of rows (forward passes of "
+                f"{split} tokens), so drafted output may differ from plain; use {self._remedy}"
             )
 
     @property

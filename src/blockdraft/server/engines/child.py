@@ -91,7 +91,7 @@ class _Child:
             self._was_told = True
             self._process.send_signal(number)
             name = signal.Signals(number).name
-            log_in_handler(logger, "passed %s on; a second signal ends it at once", name)
+            log_in_handler(logger, "forwarded %s; a second signal ends it immediately", name)
 
     @staticmethod
     def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -55,12 +55,12 @@ class Engine:
         for field, remedy in self.refused.items():
             if field in settings.given:
                 raise ConfigError(
-                    f"{settings.given[field]} cannot be kept by {self.name}: {remedy}"
+                    f"{settings.given[field]} cannot be honored by {self.name}: {remedy}"
                 )
         if settings.llm.exact and "exact" in settings.given:
             raise ConfigError(
-                f"{settings.given['exact']} on cannot be kept by {self.name}: whether drafted text "
-                "equals plain text is up to it; leave it out"
+                f"{settings.given['exact']} on cannot be honored by {self.name}: it does not "
+                "guarantee that drafted text equals plain text; leave it out"
             )
         if settings.llm.dtype == "float64":
             raise ConfigError(f"dtype is float64; {self.name} has auto, bfloat16 and float32")
@@ -121,8 +121,8 @@ def _check_extra(arguments: Sequence[str], extra: Sequence[str]) -> None:
         option = argument.split("=")[0].replace("_", "-")
         if option in _KEYS:
             raise ConfigError(
-                f"{option} on the command line is seen by everybody, and stands in the log; "
-                "set BLOCKDRAFT_API_KEY, or what the engine has for a file"
+                f"{option} on the command line can be read by everybody, and would be in the log; "
+                "set BLOCKDRAFT_API_KEY, or use a key file if the engine takes one"
             )
         if option in ours:
-            raise ConfigError(f"{option} stands in the engine's command already; leave it out")
+            raise ConfigError(f"{option} is already in the engine's command; leave it out")

@@ -27,5 +27,5 @@ def serve_with(settings: EngineSettings) -> int:
     with bind(settings.serve) as sock:
         settings = replace(settings, serve=replace(settings.serve, port=sock.getsockname()[1]))
     command = engine.command(settings, resolve_pair(settings))
-    logger.info("%s answers: that drafted text equals plain text is not promised", engine.name)
+    logger.info("%s answers: drafted text is not guaranteed to equal plain text", engine.name)
     return run_engine(engine.name, command, settings.serve.host, settings.serve.port)

@@ -60,7 +60,7 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
     most = _num_drafted(target, drafter, trust_remote_code=trusts)
     if wanted is not None and wanted > most:
         raise ConfigError(
-            f"num_draft_tokens is {wanted}; this drafter guesses at most {most} tokens a step, "
+            f"num_draft_tokens is {wanted}; this drafter proposes at most {most} tokens per step, "
             "the slots of its block without the anchor"
         )
     return PairFolders(target, drafter, wanted or most)

@@ -33,8 +33,8 @@ def _arguments(settings: EngineSettings, pair: PairFolders) -> list[str]:
 def _environment(settings: EngineSettings) -> dict[str, str]:
     if settings.serve.api_keys:
         raise ConfigError(
-            "an API key is given; sglang takes it from its command line, where everybody sees it, "
-            "or from a file: write `api-key: KEY` to a YAML file and add `-- --config FILE`"
+            "an API key is given; sglang takes it from its command line, where everybody can see "
+            "it, or from a file: write `api-key: KEY` to a YAML file and add `-- --config FILE`"
         )
     return {}
 
@@ -59,11 +59,11 @@ SGLANG = Engine(
         "shared_lookup": "it drafts with one method at a time; leave it out",
         "max_waiting": "add `-- --max-queued-requests NUMBER`",
         "request_seconds": "its requests have no such limit; leave it out",
-        "drain_seconds": "it ends running requests in its own way; leave it out",
-        "max_body": "its requests have no limit of size; leave it out",
-        "cors_origins": "it lets the pages of every origin ask; leave it out",
+        "drain_seconds": "it drains running requests in its own way; leave it out",
+        "max_body": "its requests have no size limit; leave it out",
+        "cors_origins": "it allows requests from every origin; leave it out",
         "strict": "it ignores unknown fields; leave it out",
-        "allowed_hosts": "it answers under every name; leave it out",
+        "allowed_hosts": "it answers to every host name; leave it out",
         "trusted_proxies": "set FORWARDED_ALLOW_IPS, which its web server reads",
         "prepare_seconds": "its requests have no such limit; leave it out",
         "root_path": "add `-- --fastapi-root-path PATH`",

@@ -39,8 +39,8 @@ def _environment(settings: EngineSettings) -> dict[str, str]:
     keys = settings.serve.api_keys
     if len(keys) > 1:
         raise ConfigError(
-            f"{len(keys)} API keys are given; vllm takes one without showing it to everybody in "
-            "its command line; leave one"
+            f"{len(keys)} API keys are given; vllm takes only one without showing it in its "
+            "command line; leave one"
         )
     return {"VLLM_API_KEY": keys[0]} if keys else {}
 
@@ -53,7 +53,7 @@ VLLM = Engine(
     arguments=_arguments,
     environment=_environment,
     refused={
-        "device": "it computes where it was built for; install the build for that device",
+        "device": "it runs on the device that it was built for; install the build for that device",
         "device_map": "give --tensor-parallel or --pipeline-parallel",
         "kv_cache_dtype": "it has other types; add `-- --kv-cache-dtype NAME`",
         "num_threads": "on a CPU set VLLM_CPU_OMP_THREADS_BIND, such as 0-3",
@@ -65,9 +65,9 @@ VLLM = Engine(
         "shared_lookup": "it drafts with one method at a time; leave it out",
         "max_waiting": "its queue has no limit; leave it out",
         "request_seconds": "its requests have no time limit; leave it out",
-        "max_body": "its requests have no limit of size; leave it out",
+        "max_body": "its requests have no size limit; leave it out",
         "strict": "it ignores unknown fields; leave it out",
-        "allowed_hosts": "it answers under every name; leave it out",
+        "allowed_hosts": "it answers to every host name; leave it out",
         "trusted_proxies": "set FORWARDED_ALLOW_IPS, which its web server reads",
         "prepare_seconds": "its requests have no such limit; leave it out",
         "root_path": "add `-- --root-path PATH`",

@@ -46,7 +46,7 @@ def chat_request(request: CountRequest) -> ChatRequest:
     """
     for name in ("mcp_servers", "container"):
         if getattr(request, name):
-            raise RequestError(f"{name} runs at Anthropic, and not here; leave it out", param=name)
+            raise RequestError(f"{name} runs at Anthropic, not here; leave it out", param=name)
     choice = request.tool_choice
     is_single = choice is not None and choice.disable_parallel_tool_use
     messages = _messages(request)
@@ -173,7 +173,7 @@ def _text_of(content: str | Sequence[Block], place: str, between: str) -> str:
 def _block_text(block: Block, place: str) -> str:
     if block.type != "text":
         raise RequestError(
-            f"{place} has the type {block.type!r:.60}, which is not taken here; give text",
+            f"{place} has the type {block.type!r:.60}, which is not supported here; give text",
             param=place,
         )
     if block.text is None:

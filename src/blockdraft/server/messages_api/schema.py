@@ -38,7 +38,7 @@ class Turn(Fields):
 
 
 class ClientTool(Fields):
-    """A tool; only those that the client runs are taken, whose type is `custom` or left out."""
+    """A tool; only those that the client runs are supported, whose type is `custom` or left out."""
 
     type: str | None = None
     name: str
@@ -56,14 +56,14 @@ class Choice(Fields):
 
 
 class Thinking(Fields):
-    """Whether the model thinks first, where its chat template has a switch, and for how long."""
+    """Whether the model thinks first, if its chat template has a switch, and for how long."""
 
     type: str
     budget_tokens: int | None = None
 
 
 class OutputFormat(Fields):
-    """What the answer must look like."""
+    """The answer's format."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]

@@ -45,7 +45,7 @@ export class Answer {
     this.text.dir = "auto"; // a script that is written from right to left begins there
     this.text.tabIndex = 0;
     this.text.setAttribute("role", "group");
-    this.text.setAttribute("aria-label", "Text; the arrow keys go from round to round");
+    this.text.setAttribute("aria-label", "Text; the arrow keys move from round to round");
     this.detail = make("p", "detail", HINT);
     this.detail.id = `detail-${numAnswers}`;
     this.sums = make("p", "sums");
@@ -112,8 +112,8 @@ export class Answer {
   #sumUp() {
     const parts = [`${counted(this.numTokens, "token")}${this.#isCutOff ? ", then cut off" : ""}`];
     const tau = this.tally.acceptanceLength;
-    if (tau !== null) parts.push(`${shortNumber(tau, 2)} a round`);
-    if (this.speed !== null) parts.push(`${shortNumber(this.speed)} a second`);
+    if (tau !== null) parts.push(`${shortNumber(tau, 2)} per round`);
+    if (this.speed !== null) parts.push(`${shortNumber(this.speed)} per second`);
     const { numStalls } = this.tally;
     if (numStalls) parts.push(counted(numStalls, "stall"));
     this.sums.textContent = parts.join(" · ");
@@ -146,10 +146,10 @@ export class Answer {
 function describe(rounds, index) {
   const round = rounds[index];
   const stall = round.follows_stall ? "; it came after a stall" : "";
-  if (index === 0) return `The prompt’s round: the target’s first token${stall}.`;
+  if (index === 0) return `Prefill: the target’s first token${stall}.`;
   const name = `Round ${index} of ${rounds.length - 1}`;
-  if (!round.num_drafted) return `${name}: nothing drafted, the target’s own token${stall}.`;
+  if (!round.num_drafted) return `${name}: nothing drafted, one token from the target${stall}.`;
   const numKept = round.num_accepted;
-  const own = round.tokens.length > numKept ? ", then the target’s own token" : "";
-  return `${name}: ${round.num_drafted} drafted, ${numKept} kept${own}${stall}.`;
+  const own = round.tokens.length > numKept ? ", then one token from the target" : "";
+  return `${name}: ${round.num_drafted} drafted, ${numKept} accepted${own}${stall}.`;
 }

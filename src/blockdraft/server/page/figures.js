@@ -72,10 +72,10 @@ export class AnswerFigures {
 }
 
 function speedNote(drafted, isSame, isComparable) {
-  if (!isSame) return "Ask the same once drafted and once plain to compare.";
-  if (!isComparable) return "Not comparable: one ran alone, the other beside its twin.";
+  if (!isSame) return "To compare, send the same prompt once drafted and once plain.";
+  if (!isComparable) return "Not comparable: one ran alone, the other side by side.";
   return drafted.together
-    ? "Both ran at once and shared the engine’s steps: neither speed is that of one alone."
+    ? "Both ran concurrently and shared the engine’s steps: neither speed is what it would be alone."
     : "";
 }
 

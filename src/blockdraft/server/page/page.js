@@ -96,7 +96,7 @@ function finish(turn, answers, conversation) {
   const [answer] = answers;
   const follow = isAtEnd();
   const said = [`Answered: ${counted(answer.numTokens, "token")}`];
-  if (answer.tally.numRounds) said.push(`${shortNumber(answer.tally.acceptanceLength, 2)} a round`);
+  if (answer.tally.numRounds) said.push(`${shortNumber(answer.tally.acceptanceLength, 2)} per round`);
   const areComplete = answers.every((one) => one.isComplete);
   if (areComplete && answers.length > 1) {
     const found = verdict(answers);

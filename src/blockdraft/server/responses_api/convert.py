@@ -159,7 +159,7 @@ def _other_item(item: OtherItem, place: str) -> RequestError:
     else:
         reason = (
             f"has the type {item.type!r:.60}; messages, function_call, function_call_output and "
-            "reasoning are taken"
+            "reasoning are supported"
         )
     return RequestError(f"{place} {reason}", param=place)
 
@@ -192,8 +192,8 @@ def _tools(request: ResponsesRequest) -> list[FunctionTool] | None:
     for index, tool in enumerate(request.tools or ()):
         if tool.type != "function":
             raise RequestError(
-                f"tools[{index}] has the type {tool.type!r:.60}; this server takes functions only, "
-                "which the client runs",
+                f"tools[{index}] has the type {tool.type!r:.60}; this server supports only "
+                "functions, which the client runs",
                 param=f"tools[{index}]",
             )
         given = tool.model_dump(include={"name", "description", "parameters", "strict"})

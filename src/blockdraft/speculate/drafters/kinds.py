@@ -159,7 +159,7 @@ def check_draft_model(
     if is_recurrent(model):
         raise ModelError(
             f"the draft model {folder} has recurrent layers ({type(model).__name__}), whose state "
-            "cannot be taken back behind rejected tokens; use one with attention in all layers"
+            "cannot be rolled back after rejected tokens; use one with attention in all layers"
         )
     difference = tokenizer_difference(Path(target.name_or_path), folder, trusts=trusts)
     if difference is not None:

@@ -136,7 +136,7 @@ class NGramTable:
             return cls(parts, frequencies)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise ModelError(
-                f"{path} is no table of n-grams ({error}); copy it again, or delete it to draft "
+                f"{path} is not a table of n-grams ({error}); copy it again, or delete it to draft "
                 "without"
             ) from error
 
@@ -192,7 +192,8 @@ def _joined(
     for token_ids, num_prompt in answers:
         if num_tokens >= MAX_COUNTED:
             logger.info(
-                "n-grams are counted in the first %d answers, of %d tokens: more take much memory",
+                "n-grams are counted in the first %d answers only, which have %d tokens: more "
+                "would take too much memory",
                 *(len(texts), num_tokens),
             )
             break

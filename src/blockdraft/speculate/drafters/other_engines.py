@@ -30,8 +30,8 @@ def config_for_other_engine(
     remedy = "name another drafter with --drafter"
     if (kind := kind_of(raw)) not in kinds:
         raise ModelError(
-            f"{folder} is a drafter of the kind {kind}, and this engine gets {' or '.join(kinds)} "
-            f"only; {remedy}"
+            f"{folder} is a drafter of the kind {kind}, and this engine runs only "
+            f"{' or '.join(kinds)}; {remedy}"
         )
     config = DraftConfig.from_dict(raw)
     published = architecture_of(config.kind)

@@ -151,7 +151,7 @@ def _draft_model_shape(asked: _Asked) -> DrafterShape:
         ),
         later=()
         if has_tokenizer(asked.folder) and has_tokenizer(Path(asked.target.name_or_path))
-        else ("that its tokens are those of the target",),
+        else ("whether its tokens are the target's",),
     )
 
 
@@ -159,7 +159,7 @@ def _of_other_width(config: AnyDraftConfig, has_ends: bool | None) -> tuple[str,
     """What is not known of a drafter that is not as wide as its target."""
     if has_ends is not None or config.hidden_size == config.target_hidden_size:
         return ()
-    return ("that the drafter has an embedding of its own, as one of another width must",)
+    return ("whether the drafter has an embedding of its own, which a different width requires",)
 
 
 _READERS: Mapping[str, Callable[[_Asked], DrafterShape]] = {

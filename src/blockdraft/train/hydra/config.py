@@ -52,10 +52,10 @@ class HeadConfig:
         if self.states is not None:
             others = {path.resolve() for path in (self.drafter, *self.answers)}
             good = self.states.resolve() not in others
-            require(self, "states", good, "a folder of its own, not that of drafter or answers")
+            require(self, "states", good, "a folder of its own, not the drafter's or the answers'")
         if self.from_head and (self.layers or self.num_tokens or self.inner_size):
             raise ConfigError(
-                "the head that the drafter has keeps its layers, tokens and size; leave layers, "
+                "the drafter's existing head keeps its layers, tokens and size; leave layers, "
                 "num_tokens and inner_size out, or from_head"
             )
 

@@ -113,8 +113,8 @@ class _HeadRun:
         sha256 = target_sha256(folder)
         if on_cpu and config.states is None:
             logger.info(
-                "the target reads the answers again in each step; with a folder for its states "
-                "(--states) it reads them once"
+                "the target reads the answers in each step; with a folder for its states "
+                "(--states) it reads them only once"
             )
         head = known or new_head(target, examples, config)
         num_parameters = sum(own.numel() for own in head.parameters())
@@ -134,7 +134,7 @@ class _HeadRun:
         self.learner = HeadLearner(head.to(device), target, config.lr)
         self.stop, self.shown = StopSignals(), Progress(logger)
         logger.info(
-            "%s to learn from, %d held out; %d parameters; layers %s of the target",
+            "%s to train on, %d held out; %d parameters; layers %s of the target",
             *(
                 counted(len(examples), "answer"),
                 len(self.held_out),
@@ -152,7 +152,7 @@ class _HeadRun:
             with damage_refused(self.config.drafter / HEAD_STATE, BEGIN_ANEW):
                 before, seconds = list(map(float, state["before"])), float(state["seconds"])
                 learner.load_state_dict(state["learner"])
-            logger.info("going on at step %d after %.1f min", learner.num_steps, seconds / 60)
+            logger.info("continuing at step %d after %.1f min", learner.num_steps, seconds / 60)
         with self.stop:
             try:
                 if self.config.states is not None:
@@ -215,7 +215,7 @@ class _HeadRun:
         left = 60 * (self.config.minutes - self._minutes())
         self.shown.show(
             f"step {self.learner.num_steps}, {time_left(max(0.0, left))}: divergence {loss:.3f} on "
-            "the answers that it learns from"
+            "the training answers"
         )
 
     def _save(self, before: Sequence[float]) -> None:
@@ -238,9 +238,9 @@ class _HeadRun:
         return found
 
     def _warn_of_worse(self, before: Sequence[float], after: Sequence[float]) -> None:
-        kept = "; the drafter keeps the head that it had" if self.config.from_head else ""
+        kept = "; the drafter keeps its earlier head" if self.config.from_head else ""
         logger.warning(
-            "the head guesses worse than before its training: divergence %.3f, and %.3f before%s; "
+            "the head predicts worse than before training: divergence %.3f, and %.3f before%s; "
             "lower lr (it is %g), or give more answers",
             *(after[0], before[0], kept, self.config.lr),
         )

@@ -47,8 +47,8 @@ def layers_of_drafter(config: HeadConfig, target: Path) -> tuple[int, ...]:
     known = shape.target_layer_ids
     if not known:
         raise ModelError(
-            f"{config.drafter} reads no features of the target, so no head can stand beside it; "
-            "give a drafter that does, such as a DFlash drafter"
+            f"{config.drafter} reads no features of the target, so it cannot have a head; give a "
+            "drafter that does, such as a DFlash drafter"
         )
     if missing := sorted(set(config.layers) - set(known)):
         raise ConfigError(
@@ -72,7 +72,9 @@ def read_texts(
     is_long, has_prompt = texts.lengths > MAX_TOKENS, texts.prompt_lens > 1
     if num_long := int(is_long.sum()):
         logger.info(
-            "answers left out: of more than %d tokens with their prompts %d", MAX_TOKENS, num_long
+            "answers left out, with more than %d tokens including the prompt: %d",
+            MAX_TOKENS,
+            num_long,
         )
     texts = texts.where(~is_long & has_prompt)
     drawn = np.random.default_rng(7).permutation(texts.chosen)[: config.limit]
@@ -104,7 +106,7 @@ def known_head(drafter: Path, model: PreTrainedModel, drafter_layers: Sequence[i
     vocab_size, hidden_size = model.get_input_embeddings().weight.shape
     head = HydraHead.load(drafter, hidden_size, vocab_size)
     if head is None:
-        raise ConfigError(f"{drafter} has no {HEAD_NAME} to begin with; leave from_head out")
+        raise ConfigError(f"{drafter} has no {HEAD_NAME} to start from; leave from_head out")
     layers = head.shape.target_layer_ids
     if not set(layers) <= set(drafter_layers):
         raise ModelError(

@@ -10,7 +10,7 @@ from blockdraft.train.run_state import read_state
 HEAD_STATE = "hydra_training.pt"
 """In the drafter's folder, until the head is finished."""
 
-BEGIN_ANEW = "delete it to begin anew"
+BEGIN_ANEW = "delete it to start over"
 """For a state that is of no use."""
 
 _STATE_KEYS = {"learner", "before", "seconds"}
@@ -18,9 +18,9 @@ _WORDS = {
     "target": "another target",
     "answers": "other answers",
     "shape": "a head of another shape",
-    "tokens": "a head that guesses other tokens",
-    "lr": "another lr (now {now}, there {there})",
-    "step_tokens": "other step_tokens (now {now}, there {there})",
+    "tokens": "a head for other tokens",
+    "lr": "another lr (now {now}, then {there})",
+    "step_tokens": "other step_tokens (now {now}, then {there})",
 }
 """What may not change between the parts of a training; the minutes may."""
 
@@ -40,13 +40,13 @@ def load_head_state(path: Path, trained: Mapping[str, Any]) -> dict[str, Any] | 
     for name, what in _WORDS.items():
         if state[name] != trained[name]:
             said = what.format(now=trained[name], there=state[name])
-            raise ConfigError(f"{path} is of a training with {said}; {remedy}")
+            raise ConfigError(f"{path} is from a training with {said}; {remedy}")
     return state
 
 
 def how_to_go_on(drafter: Path, states: Path | None) -> str:
     """What to say of a training that was broken off, one line. states: the folder of them."""
     if (drafter / HEAD_STATE).exists():
-        return "interrupted; the same command goes on from the last saved state"
+        return "interrupted; the same command resumes from the last saved state"
     kept = "" if states is None else f"; what the target has read is kept in {states}"
-    return f"interrupted before a state was saved; the same command trains from the beginning{kept}"
+    return f"interrupted before a state was saved; the same command starts over{kept}"

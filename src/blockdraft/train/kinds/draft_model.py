@@ -167,7 +167,7 @@ def _refuse_recurrent(model: PreTrainedModel) -> None:
     if is_recurrent(model):
         raise ModelError(
             f"a draft model of this kind has recurrent layers ({type(model).__name__}), whose "
-            "state cannot be taken back behind rejected tokens; train another architecture, such "
+            "state cannot be rolled back after rejected tokens; train another architecture, such "
             "as dflash"
         )
 
@@ -181,7 +181,7 @@ def _shape(
     if config.init_from is not None and config.architecture is None:
         logger.info(
             "init_from %s is a language model, so it is trained as one (architecture=draft_model): "
-            "each drafted token runs all of its %s; for another kind of drafter leave init_from "
+            "each draft token runs all of its %s; for another kind of drafter leave init_from "
             "out",
             *(config.init_from, counted(text.num_hidden_layers, "layer")),
         )

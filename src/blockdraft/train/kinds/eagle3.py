@@ -116,8 +116,8 @@ def _config(config: TrainConfig, target: PreTrainedModel) -> Eagle3Config:
         )
     if config.init == "target":
         raise ConfigError(
-            "init=target copies layers of the target, and the one of EAGLE-3 reads inputs of "
-            "twice their width; use init=random"
+            "init=target copies layers of the target, but EAGLE-3's layer reads inputs of twice "
+            "their width; use init=random"
         )
     num_target_layers = len(decoder_layers(target))
     values = layer_values(target.config)
@@ -189,8 +189,8 @@ def _check_shared_ends(model: Eagle3Model, head: Tensor, config: TrainConfig) ->
     own = model.lm_head.weight
     if model.own_embedding is not None or not torch.equal(own, rows.to(own)):
         raise ModelError(
-            f"init_from {config.init_from} brings an embedding or a head of its own, and training "
-            "works with the target's; start from a drafter that shares them"
+            f"init_from {config.init_from} has an embedding or a head of its own, and training "
+            "uses the target's; start from a drafter that shares them"
         )
 
 

@@ -66,7 +66,7 @@ def convert(folder: Path, path: Path, eos_ids: list[int]) -> None:
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama" or is_scaled(config):
-        raise ValueError("only targets of Llama's layout without scaled rotations are converted")
+        raise ValueError("only targets of Llama's layout without RoPE scaling are converted")
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     writer = writer_of(path, "llama", config)
     add_tokenizer(writer, folder, config["vocab_size"], eos_ids)
@@ -90,8 +90,8 @@ def convert_drafter(folder: Path, target: Path, path: Path, eos_ids: list[int]) 
     is_causal = config.get("is_causal") or config.get("causal")
     if scales & config.keys() or is_scaled(config) or len(kinds) > 1 or is_causal:
         raise ValueError(
-            "only DFlash drafters with full attention, without scaled rotations, embeddings or "
-            "logits, are converted"
+            "only DFlash drafters with full attention and without RoPE scaling or scaled "
+            "embeddings or logits are converted"
         )
     writer = writer_of(path, "dflash", config)
     writer.add_causal_attention(False)
