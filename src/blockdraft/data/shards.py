@@ -156,7 +156,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}); give another folder") from error
     if not good:
-        raise ConfigError(f"{path} was changed after it was written; give another folder")
+        raise ConfigError(
+            f"{path} is not a manifest that `blockdraft data` wrote; give another folder"
+        )
     return dict(manifest)
 
 

@@ -169,7 +169,7 @@ def load_state(
     with damage_refused(path):
         before = defaults | state["config"]
     changed = [
-        f"{k} (now {v}, then {before[k]})"
+        f"{k} (now {v}, before {before[k]})"
         for k, v in config.to_dict().items()
         if k not in _FREE and before[k] != v
     ]

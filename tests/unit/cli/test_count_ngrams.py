@@ -41,7 +41,7 @@ def test_it_is_said_where_not_all_answers_are_counted(tmp_path: Path, monkeypatc
         monkeypatch.setattr(ngram_table, "MAX_COUNTED", most)
         result = run("count-ngrams", folder, path)
         assert result.exit_code == 0
-        assert ("counted in the first 2 answers, of 12 tokens" in result.stderr) == said
+        assert ("first 2 answers only, which have 12 tokens" in result.stderr) == said
 
 
 def test_a_folder_without_a_drafter_is_refused_and_not_made(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_sound_pair_is_in_order(pair):
 def test_what_lies_beside_the_weights(pair):
     checks = look(pair)
     assert "contexts" in checks["n-grams"].found
-    assert checks["hydra head"].found == f"guesses 5 tokens from layers {SIGN_LAYER}"
+    assert checks["hydra head"].found == f"predicts 5 tokens from layers {SIGN_LAYER}"
     HydraHead(HeadShape(HIDDEN_SIZE, 8, (1, 99), 0.5), torch.arange(5)).save(pair[1])
     checks = look(pair)
     assert names(checks) == ["hydra head"]  # the engine refuses it

@@ -118,7 +118,7 @@ def test_what_never_fits_the_memory_is_refused_with_both_numbers() -> None:
     target = PagedTableTarget(TABLE, Pages(3))
     engine = Engine(target, NoDrafter())
     params = SamplingParams(max_tokens=29)
-    with pytest.raises(ContextTooLong, match=r"100 tokens and max_tokens 29 .*memory of 128 token"):
+    with pytest.raises(ContextTooLong, match=r"100 tokens .* 29 .*KV cache of 128 token"):
         engine.add([1] * 100, params)
     assert not engine.has_work
     # One less fits to the last slot, beside others too.
@@ -170,7 +170,7 @@ def test_a_forward_without_memory_ends_the_largest_request_only(error: BaseExcep
         if len(prompt) == 90:
             assert sequence.finish_reason == outputs[key][-1].finish_reason == "error"
             assert sequence.error == outputs[key][-1].error
-            assert "forward of 90 tokens; lower prefill_chunk" in str(sequence.error)
+            assert "forward pass of 90 tokens; lower prefill_chunk" in str(sequence.error)
             assert joined(outputs[key]) == []
         else:
             alone = generate_plain(TableTarget(TABLE), prompt, GREEDY)

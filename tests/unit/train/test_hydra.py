@@ -244,7 +244,7 @@ def test_a_training_that_was_stopped_goes_on(config: HeadConfig, tmp_path: Path)
     assert not (config.drafter / HEAD_NAME).exists()
     state = torch.load(config.drafter / HEAD_STATE, weights_only=True)
     assert state["learner"]["num_steps"] == 3
-    with pytest.raises(ConfigError, match=r"another lr \(now 1\.0, there 0\.002\); give the same"):
+    with pytest.raises(ConfigError, match=r"another lr \(now 1\.0, before 0\.002\); give the same"):
         train_head(replaced(config, lr=1.0))
     assert (config.drafter / HEAD_STATE).exists()
     for name, value in (("learner", {"num_steps": 3}), ("seconds", "few"), ("before", None)):

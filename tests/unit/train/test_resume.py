@@ -139,7 +139,7 @@ def test_a_killed_process_loses_at_most_the_last_interval(config):
 
 def test_a_state_of_other_settings_is_refused(config):
     train(config)
-    with pytest.raises(ConfigError, match=r"another lr \(now 1.0, there 0.00"):
+    with pytest.raises(ConfigError, match=r"another lr \(now 1.0, before 0.00"):
         train(dataclasses.replace(config, lr=1.0))
 
 

@@ -19,8 +19,8 @@ _WORDS = {
     "answers": "other answers",
     "shape": "a head of another shape",
     "tokens": "a head for other tokens",
-    "lr": "another lr (now {now}, then {there})",
-    "step_tokens": "other step_tokens (now {now}, then {there})",
+    "lr": "another lr (now {now}, before {there})",
+    "step_tokens": "other step_tokens (now {now}, before {there})",
 }
 """What may not change between the parts of a training; the minutes may."""
 
