@@ -181,7 +181,7 @@ def test_what_everybody_may_write_is_not_loaded(place: str, cache: Path) -> None
     open_path = {"the library": path, "its folder": cache}[place]
     open_path.chmod(0o777)
     with pytest.raises(
-        NoKernels, match=rf"{open_path} can be written by everybody, .*BLOCKDRAFT_CACHE to"
+        NoKernels, match=rf"{open_path} is writable by everybody, .*BLOCKDRAFT_CACHE to"
     ):
         build()
 
@@ -194,7 +194,20 @@ def test_what_belongs_to_another_user_is_not_loaded_or_compiled_there(
     if not is_there:
         path.unlink()
     monkeypatch.setattr(build_module, "_trusted_owners", lambda: frozenset({-1}))
-    with pytest.raises(NoKernels, match="kernels belongs to the user"):
+    with pytest.raises(NoKernels, match="kernels belongs to user"):
+        build()
+
+
+def test_what_another_user_puts_there_while_we_wait_is_not_loaded(
+    cache: Path, monkeypatch: Patch
+) -> None:
+    class Waited(build_module.FileLock):
+        def __enter__(self) -> "Waited":
+            planted(cache).chmod(0o777)
+            return super().__enter__()
+
+    monkeypatch.setattr(build_module, "FileLock", Waited)
+    with pytest.raises(NoKernels, match="is writable by everybody"):
         build()
 
 

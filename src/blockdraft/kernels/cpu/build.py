@@ -63,8 +63,8 @@ def build() -> Path:
     """
     threads = _loaded_openmp()
     library = cache_dir() / "kernels" / f"{_digest(threads)}.so"
+    _check_owners(library)
     if library.exists():
-        _check_owners(library)
         return library
     try:
         library.parent.mkdir(mode=_OURS_ALONE, parents=True, exist_ok=True)
@@ -75,6 +75,7 @@ def build() -> Path:
                 _compile(library, threads)
     except (OSError, subprocess.SubprocessError, Timeout) as error:
         raise NoKernels(str(error)) from error
+    _check_owners(library)  # it may have come from another process while we waited
     return library
 
 
@@ -91,13 +92,13 @@ def _check_owners(library: Path) -> None:
         # In a folder such as /tmp nobody may replace what is another user's.
         is_sticky = path.is_dir() and status.st_mode & stat.S_ISVTX
         if status.st_mode & stat.S_IWOTH and not is_sticky:
-            reason = "can be written by everybody"
+            reason = "is writable by everybody"
         elif status.st_uid not in _trusted_owners():
-            reason = f"belongs to the user {status.st_uid}"
+            reason = f"belongs to user {status.st_uid}"
         else:
             continue
         raise NoKernels(
-            f"{path} {reason}, who could have code run here; make it yours alone, or set "
+            f"{path} {reason}, whose code could run here; make it yours alone, or set "
             "BLOCKDRAFT_CACHE to a folder of your own"
         )
 
