@@ -92,7 +92,8 @@ def test_where_plain_decoding_gives_as_much_is_said(llm):
     points = pareto_points(ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, RepeatJournal()))
     assert crossing_lines(points) == ["drafter: no more than plain in total from concurrency 4 on"]
     points = [point for point in points if point.concurrency < 4]
-    assert crossing_lines(points) == ["drafter: more than plain in total up to concurrency 2"]
+    # Of fewer requests nothing is said: drafting may have lost there.
+    assert crossing_lines(points) == ["drafter: still more than plain in total at concurrency 2"]
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def crossing_lines(points: Sequence[ParetoPoint]) -> list[str]:
         }
         limit = no_faster_from(speedups)
         if limit is None:
-            lines.append(f"{way}: more than plain in total up to concurrency {max(speedups)}")
+            lines.append(f"{way}: still more than plain in total at concurrency {max(speedups)}")
         else:
             lines.append(f"{way}: no more than plain in total from concurrency {limit} on")
     return lines
