@@ -120,7 +120,10 @@ def check_numbers(schema: Any) -> None:
     It rounds large integers, may allow a bound that is excluded, and needs too much memory for
     multiples of large numbers.
     """
-    _check_values(schema)
+    try:
+        _check_values(schema)
+    except RecursionError as error:  # from Python 3.12 on json reads deeper ones than this can
+        raise RequestError("the JSON schema is nested too deeply; make it flatter") from error
     _check_multiples(schema)
 
 
@@ -156,8 +159,8 @@ def _common_multiple(one: int, other: int) -> int:
     if number > _LARGEST_MULTIPLE:
         raise RequestError(
             f"the JSON schema asks for multiples of {number} (of several numbers their least "
-            "common multiple, without decimal points and the zeros at their ends), and at most "
-            f"{_LARGEST_MULTIPLE} is followed; leave multipleOf out"
+            "common multiple, without decimal points and the zeros at their ends), but at most "
+            f"{_LARGEST_MULTIPLE} is supported; leave multipleOf out"
         )
     return number
 

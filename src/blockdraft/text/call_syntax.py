@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockdraft.core.errors import RequestError
-from blockdraft.core.grammar import Grammar, check_numbers
+from blockdraft.core.grammar import Grammar
 from blockdraft.text.grammar import JSON_WHITESPACE
 from blockdraft.text.tools import Tool, ToolChoice
 
@@ -248,7 +248,6 @@ def _function_rules(
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """What a schema accepts, as a part of a Lark rule."""
-    check_numbers(schema)
     guided = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema}
     return f"%json {json.dumps(guided, ensure_ascii=False)}"
 

@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLParserLimits
 
 from blockdraft.core.errors import RequestError
-from blockdraft.core.grammar import Grammar
+from blockdraft.core.grammar import Grammar, check_numbers
 from blockdraft.core.request import SamplingParams
 from blockdraft.text.grammar import MAX_COMPILED, Grammars
 from blockdraft.text.tokenizer import Tokenizer
@@ -410,8 +410,16 @@ def test_integers_that_would_be_rounded_are_refused(schema):
     ],
 )
 def test_multiples_that_take_gigabytes_to_compile_are_refused(schema):
-    with pytest.raises(RequestError, match="at most 20000 is followed; leave multipleOf out"):
+    with pytest.raises(RequestError, match="at most 20000 is supported; leave multipleOf out"):
         Grammar.json_schema(schema)
+
+
+def test_a_schema_deeper_than_it_can_be_checked_is_refused():
+    nested: dict[str, object] = {}
+    for _ in range(10_000):
+        nested = {"not": nested}
+    with pytest.raises(RequestError, match="nested too deeply"):
+        check_numbers(nested)
 
 
 def test_multiples_that_take_gigabytes_are_refused_in_a_lark_rule_too():
