@@ -150,7 +150,7 @@ class Endpoint:
                     return json.load(response)
             except HTTPError as error:
                 with error:
-                    reason = f"{error.code} {_words_of(error)}"
+                    reason = _reason_of(error)
                 if error.code not in _AGAIN:
                     raise self._refusal(error.code, reason) from error
             # A connection that breaks while it is read is an OSError; half an answer, a ValueError
@@ -181,7 +181,7 @@ class Endpoint:
                         return
         except HTTPError as error:
             with error:
-                reason = f"{error.code} {_words_of(error)}"
+                reason = _reason_of(error)
             if error.code not in _AGAIN:
                 raise self._refusal(error.code, reason) from error
             raise NetworkError(f"endpoint {self.url} failed: {reason}") from error
@@ -207,12 +207,18 @@ class Endpoint:
         if status in _ELSEWHERE:
             return ConfigError(
                 f"endpoint {self.url} redirects to another URL ({reason}), which is not followed, "
-                "as it would get the key; give that URL"
+                "as it would get the key; give the endpoint's URL there"
             )
         return ConfigError(
             f"endpoint {self.url} refuses ({reason}); give the URL that OpenAI clients use, with "
             f"/v1, and the target's name there with {_MODEL_OPTION}"
         )
+
+
+def _reason_of(error: HTTPError) -> str:
+    """Its status, and where it redirects to, or else the server's own words."""
+    elsewhere = error.headers.get("Location") if error.code in _ELSEWHERE else None
+    return f"{error.code} {elsewhere or _words_of(error)}"
 
 
 def _words_of(error: HTTPError) -> str:
