@@ -68,7 +68,9 @@ class AsyncEngine:
         # Of the thread.
         self._running: dict[int, Ticket] = {}
         self._num_failures = 0
-        self._report_failures = FailureLog("reporting a step failed; the step counts", logger)
+        self._report_failures = FailureLog(
+            "reporting a step failed; the step itself is kept", logger
+        )
         self._mean_seconds = _FIRST_SECONDS
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

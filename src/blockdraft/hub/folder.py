@@ -29,7 +29,7 @@ def read_index(path: Path) -> dict[str, str]:
         raise ValueError("it names no file for each tensor")
     # What lies elsewhere would be in no hash of the model.
     if outside := [name for name in names.values() if Path(name).name != name]:
-        raise ValueError(f"it names {outside[0]!r:.80}, which is no file beside it")
+        raise ValueError(f"it names {outside[0]!r:.80}, which is not a file beside it")
     return names
 
 

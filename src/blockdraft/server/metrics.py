@@ -86,25 +86,28 @@ class Metrics:
         self._accepted_at = [by_position.labels(one, str(i)) for i in range(max_draft_depth)]
         self._passes = self._counter(
             "blockdraft:decode_passes",
-            "Target passes after prefill, by draft tokens.",
+            "Target passes after prefill, by number of draft tokens.",
             "depth",
         )
         self._pass_tokens = self._counter(
-            "blockdraft:decode_tokens", "Tokens committed by these passes; tau is the ratio."
+            "blockdraft:decode_tokens",
+            "Tokens of target passes after prefill; divided by decode_passes: tau.",
         ).labels(one)
         self._source_drafted = self._counter(
             "blockdraft:draft_tokens", "Draft tokens of finished samples, by source.", "source"
         )
         self._source_accepted = self._counter(
             "blockdraft:accepted_tokens",
-            "Accepted of these, by source.",
+            "Accepted draft tokens of finished samples, by source.",
             "source",
         )
         self._tag_passes = self._counter(
             "blockdraft:tag_decode_passes", "Target passes of finished requests, by tag.", "tag"
         )
         self._tag_tokens = self._counter(
-            "blockdraft:tag_decode_tokens", "Tokens committed by these passes, by tag.", "tag"
+            "blockdraft:tag_decode_tokens",
+            "Tokens of the target passes of finished requests, by tag.",
+            "tag",
         )
 
     def _declare_requests(self) -> None:
@@ -157,7 +160,7 @@ class Metrics:
         self._preemptions = self._counter("vllm:num_preemptions", "Preempted samples.").labels(one)
         phases = self._counter(
             "blockdraft:phase_seconds",
-            "Time of the engine's loop, by phase; they add up.",
+            "Time of the engine's loop, by phase; the phases add up to all of it.",
             "phase",
         )
         self._phases = {phase: phases.labels(one, phase) for phase in PHASES}

@@ -175,7 +175,7 @@ def test_weights_outside_of_the_folder_are_refused(tmp_path, name):
     (folder / "sub").symlink_to(other)
     for one in (name, str(other / "model.safetensors")):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": one}}))
-        assert "which is no file beside it" in error_of(resolve_model, str(folder))
+        assert "which is not a file beside it" in error_of(resolve_model, str(folder))
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     """
     if llm.config.quantize is not None:
         raise EngineFailed(
-            f"is not run: its weights would differ from --quantize {llm.config.quantize}; "
-            "leave that out to compare"
+            "cannot be compared: its weights would differ from those of --quantize "
+            f"{llm.config.quantize}; leave that out"
         )
     gguf = gguf_file(llm.folder)
     assistant = None

@@ -110,6 +110,9 @@ def _windows(fields: Mapping[str, Any]) -> str:
     return f"{sliding} of {len(kinds)} layers see {fields.get('sliding_window')} tokens"
 
 
+_SURE_OF_MASK = "make sure that the drafter was trained with this mask token"
+
+
 def mask_check(pair: Pair) -> Check:
     """The token that stands for a slot to be filled: it must exist and mean nothing else."""
     name = "mask token"
@@ -129,10 +132,10 @@ def mask_check(pair: Pair) -> Check:
         return Check(name, "out", found, remedy)
     if mask in pair.tokenizer.eos_ids:
         found = f"{mask} {text} ends an answer too"
-        return Check(name, "warning", found, "make sure that it was trained with it")
+        return Check(name, "warning", found, _SURE_OF_MASK)
     if mask < pair.num_tokens and mask not in pair.tokenizer.backend.get_added_tokens_decoder():
         found = f"{mask} {text} is a token of ordinary text"
-        return Check(name, "warning", found, "make sure that it was trained with it")
+        return Check(name, "warning", found, _SURE_OF_MASK)
     return Check(name, "ok", f"{mask} {text}")
 
 

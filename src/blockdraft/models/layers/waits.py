@@ -37,11 +37,11 @@ class RefuseWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        given = (args, kwargs or {})
-        tensors = [leaf for leaf in tree_iter(given) if isinstance(leaf, Tensor)]
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         if self._waits(function.overloadpacket, args, tensors):
             raise Waits(f"{function} waits for the device")
-        result = function(*args, **given[1])
+        result = function(*args, **kwargs)
         if function.overloadpacket in COPIES and self._crosses([*tensors[-1:], result]):
             raise Waits(f"{function} copies between host and device")
         return result

@@ -73,7 +73,7 @@ export class AnswerFigures {
 
 function speedNote(drafted, isSame, isComparable) {
   if (!isSame) return "To compare, send the same prompt once drafted and once plain.";
-  if (!isComparable) return "Not comparable: one ran alone, the other side by side.";
+  if (!isComparable) return "Not comparable: one ran alone, the other together with a second answer.";
   return drafted.together
     ? "Both ran concurrently and shared the engine’s steps: neither speed is what it would be alone."
     : "";

@@ -128,7 +128,7 @@ class NGramTable:
         try:
             arrays = load_file(path)
             if odd := [name for name, one in arrays.items() if not _is_list_of_counts(one)]:
-                raise ValueError(f"{odd[0]} are no counts")
+                raise ValueError(f"{odd[0]} are not counts")
             frequencies = arrays["frequencies"]
             if vocab_size is not None and len(frequencies) > vocab_size:
                 raise ValueError(f"of {len(frequencies)} tokens; the target has {vocab_size}")
