@@ -101,7 +101,7 @@ def test_its_name_tells_apart_whatever_makes_it_another_library(monkeypatch: Pat
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
-        ("no-such-compiler", "no no-such-compiler, which CXX names; install or unset it"),
+        ("no-such-compiler", "no-such-compiler, which CXX names, is not found; install or"),
         ("false", "failed"),
     ],
 )

@@ -14,7 +14,7 @@ def test_a_prompt_that_never_fits_the_memory_is_refused_with_both_numbers(folder
     llm = load_llm((target, folders[1]), memory=0.0012, max_concurrency=4)
     limit = llm.engine.target.memory.num_tokens
     assert limit < 2 * CONTEXT
-    with pytest.raises(ContextTooLong, match=rf"{limit} tokens and .* 1 .*memory of {limit} tok"):
+    with pytest.raises(ContextTooLong, match=rf"{limit} tokens and .* 1 .*KV cache of {limit} tok"):
         llm.generate([5] * limit, SamplingParams(max_tokens=1), stream=True)
     fits = llm.generate([5] * (limit - 24), params()).completions[0]
     assert len(fits.token_ids) == MAX_TOKENS
