@@ -752,7 +752,7 @@ OTHERS = [
             "xtc_probability": 0,
         },
     ),
-    Sent("sillytavern: another sampler", {"typical_p": 0.9}, Refused("typical_p", "sample")),
+    Sent("sillytavern: another sampler", {"typical_p": 0.9}, Refused("typical_p", "sampling method")),
     Sent("lm studio: as long as it takes", {"max_tokens": -1}, Refused("max_tokens", "-1")),
     Sent(
         "instructor: try again",
@@ -793,7 +793,7 @@ OTHERS = [
     Sent(
         "crewai: a call that was cut",
         {"messages": turns({"role": "assistant", "tool_calls": [called('{"city": "Ro')]})},
-        Refused("messages", "no JSON"),
+        Refused("messages", "not valid JSON"),
     ),
     Sent(
         "lm-eval: a text that is scored",
@@ -844,7 +844,7 @@ VLLM = [
     Sent(
         "vllm: two shapes in one",
         {"structured_outputs": {"regex": REGEX, "choice": [*CITIES]}},
-        Refused("structured_outputs.choice", "leave out one"),
+        Refused("structured_outputs.choice", "leave one of them out"),
     ),
     Sent(
         "vllm: two shapes",

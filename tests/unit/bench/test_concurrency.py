@@ -259,10 +259,10 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm):
 
 def test_a_drafter_is_needed_or_lookup():
     llm = FakeLLM(drafter_folder=None)
-    with pytest.raises(ConfigError, match=r"no draft.*, or add --lookup"):
+    with pytest.raises(ConfigError, match=r"no drafter.*, or add --lookup"):
         measure_concurrency(llm, PROMPTS, SMALL)
     for check in (check_drafts, check_explains):
-        with pytest.raises(ConfigError, match=r"no draft.*, or add --lookup"):
+        with pytest.raises(ConfigError, match=r"nothing is drafted.*, or add --lookup"):
             check(llm)
     llm.config = replace(llm.config, lookup=True)
     for check in (check_drafts, check_explains):

@@ -61,7 +61,7 @@ def test_the_table_has_a_row_for_each_line_and_their_sum():
 def test_several_sources_are_told_apart():
     sources = (SourceUse("dflash", 1200, 300), SourceUse("lookup", 20, 15))
     told = figure_lines(Account("drafted", dataclasses.replace(DRAFTED, sources=sources)))
-    assert "candidates of dflash 1,200, 25% kept, lookup 20, 75% kept" in told
+    assert "candidates of dflash 1,200, 25% accepted, lookup 20, 75% accepted" in told
     alone = figure_lines(Account("drafted", dataclasses.replace(DRAFTED, sources=sources[:1])))
     assert not any(line.startswith("candidates of") for line in alone)
 
