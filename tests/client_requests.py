@@ -752,7 +752,9 @@ OTHERS = [
             "xtc_probability": 0,
         },
     ),
-    Sent("sillytavern: another sampler", {"typical_p": 0.9}, Refused("typical_p", "sampling method")),
+    Sent(
+        "sillytavern: another sampler", {"typical_p": 0.9}, Refused("typical_p", "sampling method")
+    ),
     Sent("lm studio: as long as it takes", {"max_tokens": -1}, Refused("max_tokens", "-1")),
     Sent(
         "instructor: try again",
