@@ -262,7 +262,7 @@ def test_a_drafter_is_needed_or_lookup():
     with pytest.raises(ConfigError, match=r"no drafter.*, or add --lookup"):
         measure_concurrency(llm, PROMPTS, SMALL)
     for check in (check_drafts, check_explains):
-        with pytest.raises(ConfigError, match="name (one|a drafter) with .*, or add --lookup"):
+        with pytest.raises(ConfigError, match=r"name (one|a drafter) with .*, or add --lookup"):
             check(llm)
     llm.config = replace(llm.config, lookup=True)
     for check in (check_drafts, check_explains):
