@@ -1,10 +1,16 @@
 """Tools, calls of them, and how a model writes those."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 
-from blockdraft.text.call_syntax import TAGGED
+import jsonschema
+import pytest
+
+from blockdraft import RequestError, SamplingParams
+from blockdraft.text.call_parsers import call_parser
+from blockdraft.text.call_syntax import TAGGED, calls_grammar
 from blockdraft.text.tool_calls import Arguments, CallStart
-from blockdraft.text.tools import parse_tools
+from blockdraft.text.tools import ToolChoice, parse_tools
 from tests.schemas import SCHEMAS
 
 
@@ -52,3 +58,36 @@ def written(call, syntax=TAGGED):
 
 TWO_CALLS = f"{written(LOOK_CALL)}\n{written(WAIT_CALL)}"
 WRONG_NAME = written(ToolCall("sing", "{}"))
+
+
+def assert_refused_where_required(schema, reason, syntax):
+    """Calls of a function with this schema can be found, and cannot be kept to it."""
+    tools = parse_tools([function("look", parameters=schema)])
+    with pytest.raises(RequestError, match=reason):
+        calls_grammar(tools, ToolChoice("required"), syntax)
+    assert calls_grammar(tools, ToolChoice("auto"), syntax) is None
+
+
+def required_calls(llm, tools, syntax, temperature, *, parallel=True):
+    """Random calls of tools, equal drafted and plain: (how it ended, calls) of each sample.
+
+    Those of a sample that was not cut off fit their schemas.
+    """
+    grammar = calls_grammar(tools, ToolChoice("required"), syntax, parallel=parallel)
+    params = SamplingParams(
+        max_tokens=480, grammar=grammar, temperature=temperature, seed=1, n=1 + 5 * int(temperature)
+    )
+    found = llm.generate("the", params).completions
+    plain = llm.generate("the", replace(params, num_draft_tokens=0)).completions
+    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
+    samples = []
+    for completion in found:
+        parser = call_parser(syntax, tools)
+        calls = joined([*parser.push(completion.text), *parser.close()])
+        samples.append((completion.finish_reason, calls))
+        if completion.finish_reason == "stop":
+            assert parser.are_whole
+            for call in calls:
+                (tool,) = [tool for tool in tools if tool.name == call.name]
+                jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
+    return samples

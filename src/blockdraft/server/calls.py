@@ -5,12 +5,9 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from blockdraft.server.shape import Toolbox
-from blockdraft.text.call_syntax import JsonSyntax
-from blockdraft.text.python_calls import PythonCallParser
-from blockdraft.text.python_syntax import PythonSyntax
-from blockdraft.text.tool_calls import Arguments, CallParser, CallStart, ToolCallParser
+from blockdraft.text.call_parsers import call_parser
+from blockdraft.text.tool_calls import Arguments, CallStart
 from blockdraft.text.tool_calls import Piece as Found
-from blockdraft.text.xml_calls import XmlCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +47,8 @@ class CallFinder:
     """
 
     def __init__(self, toolbox: Toolbox, eos_ids: Set[int]) -> None:
-        syntax, tools = toolbox.syntax, toolbox.callable_tools
         self.begins = toolbox.begins
-        self._parser: CallParser
-        if isinstance(syntax, JsonSyntax):
-            self._parser = ToolCallParser(syntax, [tool.name for tool in tools])
-        elif isinstance(syntax, PythonSyntax):
-            self._parser = PythonCallParser(tools, syntax)
-        else:
-            self._parser = XmlCallParser(tools, syntax.tags)
+        self._parser = call_parser(toolbox.syntax, toolbox.callable_tools)
         # Where nothing but calls is allowed, text is what is left of one that was cut short.
         self._has_text = toolbox.choice.mode != "required"
         self._eos_ids = eos_ids

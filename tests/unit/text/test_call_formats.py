@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from blockdraft import RequestError
+from blockdraft.text.call_parsers import call_parser
 from blockdraft.text.call_syntax import (
     DEEPSEEK,
     DEEPSEEK_V31,
@@ -18,10 +19,9 @@ from blockdraft.text.call_syntax import (
     calls_grammar,
 )
 from blockdraft.text.grammar import Grammars
-from blockdraft.text.python_calls import PythonCallParser
-from blockdraft.text.python_syntax import LFM2, OLMO, PythonSyntax
+from blockdraft.text.python_syntax import LFM2, OLMO
 from blockdraft.text.tokenizer import Tokenizer
-from blockdraft.text.tool_calls import CallStart, ToolCallParser
+from blockdraft.text.tool_calls import CallStart
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
 from blockdraft.text.tools import ToolChoice, parse_tools
 from blockdraft.text.xml_calls import XmlCallParser
@@ -29,7 +29,7 @@ from blockdraft.text.xml_syntax import GLM, GLM_47, MINIMAX
 from tests.call_formats import FORMATS, SPACED_LIST, TEMPLATES, TOOLS_SHOWN, V3, V31, inner, written
 from tests.grammars import accepts
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
-from tests.tools import NAMES, TOOLS, WAIT, ToolCall, function, joined
+from tests.tools import TOOLS, WAIT, ToolCall, function, joined
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 OLD, YOUNG, NONE = (ToolCall("look", f'{{"age": {age}}}') for age in (90, 3, '"x"'))
@@ -62,12 +62,7 @@ EXPECTED = {
 
 
 def parser_of(syntax):
-    if isinstance(syntax, JsonSyntax):
-        return ToolCallParser(syntax, NAMES)
-    tools = parse_tools([function(parameters=AGE), WAIT])
-    if isinstance(syntax, PythonSyntax):
-        return PythonCallParser(tools, syntax)
-    return XmlCallParser(tools, syntax.tags)
+    return call_parser(syntax, parse_tools([function(parameters=AGE), WAIT]))
 
 
 def parsed(syntax, *texts, is_cut=False):

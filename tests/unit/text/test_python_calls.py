@@ -5,10 +5,9 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 
-import jsonschema
 import pytest
 
-from blockdraft import RequestError, SamplingParams
+from blockdraft import RequestError
 from blockdraft.text.argument_values import from_python
 from blockdraft.text.call_syntax import calls_grammar
 from blockdraft.text.python_calls import PythonCallParser
@@ -22,7 +21,13 @@ from tests.grammars import accepts
 from tests.grammars import grammars as grammars
 from tests.grammars import tokenizer as tokenizer
 from tests.tiny import tiny_tokenizer
-from tests.tools import ToolCall, function, joined
+from tests.tools import (
+    ToolCall,
+    assert_refused_where_required,
+    function,
+    joined,
+    required_calls,
+)
 
 PROPERTIES = {
     "name": {"type": "string"},
@@ -331,10 +336,7 @@ def test_a_call_without_a_mark_can_be_required_and_not_watched_for():
     ],
 )
 def test_a_schema_that_cannot_be_kept_is_refused_where_it_must_be(schema, reason):
-    tools = parse_tools([function("look", parameters=schema)])
-    with pytest.raises(RequestError, match=reason):
-        calls_grammar(tools, ToolChoice("required"), OLMO)
-    assert calls_grammar(tools, ToolChoice("auto"), OLMO) is None
+    assert_refused_where_required(schema, reason, OLMO)
 
 
 @pytest.mark.parametrize("syntax", [PYTHON, OLMO], ids=["bare", "olmo"])
@@ -345,23 +347,9 @@ def test_required_calls_parse_drafted_and_plain(llm, temperature, syntax):
     properties = {"kind": {"enum": ["red", "blue"]}, "on": {"type": "boolean"}, "age": small}
     schema = {"type": "object", "properties": properties, "required": ["on"]}
     tools = parse_tools([function("look", parameters=schema), function("wait-2", parameters=None)])
-    grammar = calls_grammar(tools, ToolChoice("required"), syntax, parallel=False)
-    params = SamplingParams(
-        max_tokens=480, grammar=grammar, temperature=temperature, seed=1, n=1 + 5 * int(temperature)
-    )
-    found = llm.generate("the", params).completions
-    plain = llm.generate("the", replace(params, num_draft_tokens=0)).completions
-    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
-    num_whole = 0
-    for completion in found:
-        parser = PythonCallParser(tools, syntax)
-        (call,) = joined([*parser.push(completion.text), *parser.close()])
-        if completion.finish_reason == "stop":
-            num_whole += 1
-            assert parser.are_whole
-            (tool,) = [tool for tool in tools if tool.name == call.name]
-            jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
-    assert num_whole
+    samples = required_calls(llm, tools, syntax, temperature, parallel=False)
+    assert [len(calls) for _, calls in samples] == [1] * len(samples)
+    assert "stop" in [reason for reason, _ in samples]
 
 
 def templated(template, marks=()):

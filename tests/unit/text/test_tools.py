@@ -1,16 +1,13 @@
 """Tools: what is refused, how a model is told of them, and that required calls always parse."""
 
 import json
-from dataclasses import replace
 
-import jsonschema
 import pytest
 
-from blockdraft import RequestError, SamplingParams
+from blockdraft import RequestError
 from blockdraft.core.request import MAX_TOOLS
 from blockdraft.text.call_syntax import BARE, TAGGED, calls_grammar
 from blockdraft.text.tokenizer import Tokenizer
-from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
 from blockdraft.text.tools import ToolChoice, parse_tool_choice, parse_tools
 from blockdraft.text.xml_syntax import XML
@@ -30,7 +27,7 @@ from tests.tools import (
     WRONG_NAME,
     ToolCall,
     function,
-    joined,
+    required_calls,
     written,
 )
 
@@ -184,22 +181,9 @@ def test_required_calls_parse_drafted_and_plain(llm, syntax, temperature):
             for i, name in enumerate(("object", "optional", "nested", "tree", "quotes in names"))
         ]
     )
-    grammar = calls_grammar(tools, ToolChoice("required"), syntax)
-    params = SamplingParams(
-        max_tokens=480, grammar=grammar, temperature=temperature, seed=1, n=1 + 5 * int(temperature)
-    )
-    found = llm.generate("the", params).completions
-    plain = llm.generate("the", replace(params, num_draft_tokens=0)).completions
-    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
-    for completion in found:
-        assert completion.finish_reason == "stop"
-        parser = ToolCallParser(syntax, [tool.name for tool in tools])
-        calls = joined([*parser.push(completion.text), *parser.close()])
+    for reason, calls in required_calls(llm, tools, syntax, temperature):
+        assert reason == "stop"
         assert calls
-        assert parser.are_whole
-        for call in calls:
-            (tool,) = [tool for tool in tools if tool.name == call.name]
-            jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
 
 
 QWEN = (

@@ -4,10 +4,8 @@ import json
 import random
 from dataclasses import replace
 
-import jsonschema
 import pytest
 
-from blockdraft import RequestError, SamplingParams
 from blockdraft.text import json_types
 from blockdraft.text.call_syntax import calls_grammar
 from blockdraft.text.json_types import resolve, schema_types
@@ -18,7 +16,13 @@ from blockdraft.text.xml_syntax import XML
 from tests.grammars import accepts
 from tests.grammars import grammars as grammars
 from tests.grammars import tokenizer as tokenizer
-from tests.tools import ToolCall, function, joined
+from tests.tools import (
+    ToolCall,
+    assert_refused_where_required,
+    function,
+    joined,
+    required_calls,
+)
 
 PROPERTIES = {
     "name": {"type": "string"},
@@ -231,10 +235,7 @@ def test_what_the_grammar_of_calls_accepts(grammars, tokenizer, options, good, b
     ],
 )
 def test_a_schema_that_cannot_be_kept_is_refused_where_it_must_be(schema, reason):
-    tools = parse_tools([function("look", parameters=schema)])
-    with pytest.raises(RequestError, match=reason):
-        calls_grammar(tools, ToolChoice("required"), XML)
-    assert calls_grammar(tools, ToolChoice("auto"), XML) is None
+    assert_refused_where_required(schema, reason, XML)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -244,23 +245,9 @@ def test_required_calls_parse_drafted_and_plain(llm, temperature):
     properties = {"kind": {"enum": ["red", "blue"]}, "on": {"type": "boolean"}, "age": small}
     schema = {"type": "object", "properties": properties, "required": ["kind"]}
     tools = parse_tools([function("look", parameters=schema), function("wait-2", parameters=None)])
-    grammar = calls_grammar(tools, ToolChoice("required"), XML, parallel=False)
-    params = SamplingParams(
-        max_tokens=480, grammar=grammar, temperature=temperature, seed=1, n=1 + 5 * int(temperature)
-    )
-    found = llm.generate("the", params).completions
-    plain = llm.generate("the", replace(params, num_draft_tokens=0)).completions
-    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
-    num_whole = 0
-    for completion in found:
-        parser = XmlCallParser(tools)
-        (call,) = joined([*parser.push(completion.text), *parser.close()])
-        if completion.finish_reason == "stop":
-            num_whole += 1
-            assert parser.are_whole
-            (tool,) = [tool for tool in tools if tool.name == call.name]
-            jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
-    assert num_whole
+    samples = required_calls(llm, tools, XML, temperature, parallel=False)
+    assert [len(calls) for _, calls in samples] == [1] * len(samples)
+    assert "stop" in [reason for reason, _ in samples]
 
 
 ODD = [3, "x", None, [], [3], {}, {"type": 3}, {"type": [3]}, {"enum": 3}, {"anyOf": {"a": 1}}]
