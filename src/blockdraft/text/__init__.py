@@ -38,7 +38,7 @@ calls in it while it streams, and hands out their arguments as they are written;
 to a known function stays text. A `strict` function, or a single call at most, is kept by a grammar
 that takes over where a call begins. `xml_calls.py` and `xml_syntax.py` do this for calls whose
 arguments have tags of their own, `python_calls.py` and `python_syntax.py` for those that are
-written as in Python; `argument_values.py` makes JSON of what stands there, and `call_parsers.py` chooses the parser. `tool_prompt.py` gives
-tools to a chat template whose way of writing calls is known; other models are told of them in a
-system message, and may use them badly.
+written as in Python; `argument_values.py` makes JSON of what stands there, and `call_parsers.py`
+chooses the parser. `tool_prompt.py` gives tools to a chat template whose way of writing calls is
+known; other models are told of them in a system message, and may use them badly.
 """
