@@ -69,12 +69,18 @@ def _mark_of_drafter(raw: Mapping[str, Any]) -> str | None:
     return next((key for key in _DRAFTER_KEYS if raw.get(key) is not None), None)
 
 
+def code_is_needed(what: str) -> ModelError:
+    """What to raise where a folder's own code would have to run."""
+    return ModelError(
+        f"{what} needs custom code, which does not run by default; read its .py files, and give "
+        "--trust-remote-code if you trust them (commands that train, or write answers to train on, "
+        "do not run it)"
+    )
+
+
 def _refuse_unknown(folder: Path, kind: str, *, has_code: bool) -> None:
     if has_code:
-        raise ModelError(
-            f"the model in {folder} (model_type {kind!r}) needs custom code, which does not run by "
-            "default; read its .py files, and give --trust-remote-code if you trust them"
-        )
+        raise code_is_needed(f"the model in {folder} (model_type {kind!r})")
     raise ModelError(
         f"transformers {version('transformers')} does not know the model_type {kind!r} of "
         f"{folder}; install a version that does"

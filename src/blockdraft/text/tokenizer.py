@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ContextTooLong, ModelError, RequestError, reason_of
 from blockdraft.core.thinking import ALL_TAGS, THINK, Tags, ThinkingMarks
-from blockdraft.hub.model_config import load_config
+from blockdraft.hub.model_config import code_is_needed, load_config
 from blockdraft.text.least_tokens import LeastTokens
 from blockdraft.text.vocabulary import Vocabulary
 
@@ -344,10 +344,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenize
     # The Rust library raises bare Exceptions for a damaged file.
     except Exception as error:
         if "trust_remote_code" in str(error):
-            raise ModelError(
-                f"the tokenizer in {folder} needs custom code, which does not run by default; read "
-                "its .py files, and give --trust-remote-code if you trust them"
-            ) from error
+            raise code_is_needed(f"the tokenizer in {folder}") from error
         which = "" if has_file else ", which has no tokenizer.json"
         raise ModelError(
             f"cannot load a tokenizer from {folder}{which}: {reason_of(error)}; copy the "

@@ -1,6 +1,6 @@
 """Operations that wait for a device, found before they would spoil the capture of a CUDA graph.
 
-A capture that fails cannot be undone: up to torch 2.12 the allocator takes it to be under way for
+A capture that fails cannot be undone: in torch 2.11 the allocator takes it to be under way for
 good, and gives no memory back any more.
 """
 
