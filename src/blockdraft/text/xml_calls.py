@@ -28,8 +28,8 @@ from blockdraft.text.tools import Tool
 _LONGEST_TAG = 512
 """Letters in which the marks around a parameter's name must stand."""
 _NAME = re.compile(r"[A-Za-z0-9_-]*")
-_JSON_STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+'
-_IN_JSON_STRING = re.compile(rf'\s*+(?=["\[{{])(?:[^"]++|{_JSON_STRING}")*+{_JSON_STRING}')
+_JSON_WITH_STRINGS = re.compile(r'\s*+["\[{]')
+_REST_OF_JSON_STRING = re.compile(r'(?:[^"\\\x00-\x1f]++|\\.)*+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,10 @@ class XmlCallParser(CallParser):
         self._types: frozenset[str] = frozenset()
         self._is_begun = False
         """The first letter of the parameter was seen: a newline before it is no part of it."""
-        self._num_passed = 0
+        self._num_scanned = 0
         """Letters of a value's start in which what looks like its end is none."""
+        self._in_string = False
+        """The scanned letters end within a text of JSON."""
 
     def close(self, *, is_cut: bool = False) -> list[Piece]:
         """See CallParser.close."""
@@ -197,7 +199,8 @@ class XmlCallParser(CallParser):
     def _begin_parameter(self, name: str) -> Arguments:
         assert self._tool is not None
         self._types = argument_types(self._tool.parameters, name)
-        self._state, self._is_begun, self._num_passed = "parameter", False, 0
+        self._state, self._is_begun = "parameter", False
+        self._num_scanned, self._in_string = 0, False
         comma = ", " if self._num_parameters else ""
         self._num_parameters += 1
         quote = '"' if self._types == _STRING else ""
@@ -227,12 +230,32 @@ class XmlCallParser(CallParser):
 
     def _find_end_of_value(self) -> int:
         """Where what closes a value begins, or -1; within a text of JSON it closes nothing."""
-        mark, is_json = self._tags.end_of_parameter, "string" not in self._types
-        end = self._held.find(mark, self._num_passed)
-        while is_json and end >= 0 and _IN_JSON_STRING.fullmatch(self._held, 0, end):
-            self._num_passed = end + 1
-            end = self._held.find(mark, self._num_passed)
+        mark = self._tags.end_of_parameter
+        end = self._held.find(mark, self._num_scanned)
+        if "string" in self._types or not _JSON_WITH_STRINGS.match(self._held):
+            return end
+        while end >= 0 and self._is_in_string(end):
+            end = self._held.find(mark, end + 1)
         return end
+
+    def _is_in_string(self, end: int) -> bool:
+        """Whether a text of JSON goes on at `end`; each letter is scanned once.
+
+        A control character ends a text for good: then the value is no JSON.
+        """
+        held = self._held
+        while self._num_scanned < end:
+            if self._in_string:
+                found = _REST_OF_JSON_STRING.match(held, self._num_scanned, end)
+                quote = found.end() if found else end
+                if quote < end and held[quote] != '"':
+                    return False
+                self._in_string = quote == end
+            else:
+                quote = held.find('"', self._num_scanned, end)
+                self._in_string = quote >= 0
+            self._num_scanned = end if quote < 0 else min(quote + 1, end)
+        return self._in_string
 
     def _take_tail(self) -> Iterator[Piece]:
         """What closes a call, or where text goes on without that."""

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -179,6 +180,16 @@ def test_a_text_is_handed_out_while_it_is_written():
     assert parser.push("b>\n") == [Arguments("</b>")]
     assert parser.push("</parameter>") == [Arguments('"')]
     assert parser.push("</function>") == [Arguments("}")]
+
+
+def test_marks_within_a_json_string_cost_as_much_as_other_letters():
+    value = json.dumps(["</parameter>" * 20000])
+    started = time.process_time()
+    parser = XmlCallParser(TOOLS)
+    found = parser.push(written("look", ("tags", value)))
+    assert joined(found) == [ToolCall("look", f'{{"tags": {value}}}')]
+    # A hundredth of it, unless time grows with the square of the number of marks.
+    assert time.process_time() - started < 3
 
 
 MORE = written("look", ("name", "a\n<b>"), ("age", 3), ("kind", "red"), ("place", '{"x": 1}'))
