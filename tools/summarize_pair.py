@@ -72,9 +72,10 @@ def figures(turns: Sequence[Turn]) -> dict[str, Any]:
         ]
     ).reshape(len(turns), 4)
     tokens, seconds, plain_tokens, plain_seconds = rows.sum(axis=0)
-    passes = np.array([turn["drafted"]["num_passes"] for turn in turns])
+    # An output of a single token has no pass.
+    passes = np.array([turn["drafted"].get("num_passes", 0) for turn in turns])
     conversations = summed_by_prompt(rows, [(turn["category"], turn["id"]) for turn in turns])
-    taus = np.array([turn["drafted"]["acceptance_length"] for turn in turns])
+    taus = np.array([turn["drafted"].get("acceptance_length", 0.0) for turn in turns])
     return {
         "tau": round((taus * passes).sum() / passes.sum(), 3),
         "speedup": round(tokens / seconds / (plain_tokens / plain_seconds), 3),

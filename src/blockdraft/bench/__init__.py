@@ -7,7 +7,7 @@ and `result.py` says what is at the head of every result file.
 
 * `speed/`: `bench speed`, one request at a time. `scores/` counts its right answers, and `outside/`
   runs other engines beside it.
-* `load/`: many requests at once. `bench concurrency`, `never-slower`, `pareto` and `traffic`.
+* `load/`: concurrent requests. `bench concurrency`, `never-slower`, `pareto` and `traffic`.
 * `context/`: `bench context`, long prompts.
 * `ledger/`: where the time of a step goes, for --ledger and --waterfall.
 * `plan/`: `bench plan`, replicas by a measured curve.

@@ -8,7 +8,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
 
 WARM_UP_TOKENS = 16
-"""Tokens of every way to decode, before anything is timed."""
+"""Tokens that each configuration decodes before anything is timed."""
 
 
 def warm_up_of(params: SamplingParams) -> SamplingParams:
@@ -31,7 +31,7 @@ class RequestOptions:
 
     @property
     def params(self) -> SamplingParams:
-        """The request; ways of decoding set how much it drafts."""
+        """The request; a configuration sets how much it drafts."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -102,21 +102,21 @@ class BreakEvenConfig(RequestOptions):
 
 
 REQUESTS_IN_TURN = 4
-"""For each that runs at once: all run at once only until the last of them has begun, and what comes
-then is the end of a batch, which a server that is asked all the time never sees."""
+"""For each concurrent request: the concurrency is full only until the last of them has begun. What
+follows is the drain of a batch, which a busy server never sees."""
 
 
 def requests_at(concurrency: int, points: Sequence[int]) -> int:
-    """How many requests a point of so many at once runs, of these points."""
+    """How many requests the point of this concurrency runs, of these points."""
     return max(max(points), REQUESTS_IN_TURN * concurrency)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointsConfig(RequestOptions):
-    """Several requests at once.
+    """Concurrent requests.
 
-    Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
-    that many at once; None is as many as the largest point.
+    Each point of `concurrency` runs the same `num_requests` requests to completion, at most that
+    many concurrently; None is as many as the largest point.
     """
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -143,8 +143,8 @@ class ConcurrencyConfig(PointsConfig):
     """Plain decoding, a fixed number of candidates, and as many as pay.
 
     Without `num_requests` each point runs the first of the same requests, see `requests_at`.
-    `num_draft_tokens` are the candidates of the way that always verifies as many. `ledger` also
-    accounts for the time of every step, for which a GPU has to be waited for.
+    `num_draft_tokens` are the candidates of the configuration that always verifies as many.
+    `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
     """
 
     num_draft_tokens: int = 15
@@ -166,7 +166,7 @@ class ConcurrencyConfig(PointsConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParetoConfig(PointsConfig):
-    """Plain decoding, and every way to draft, along a curve.
+    """Plain decoding, and every drafting configuration, along a curve.
 
     `parts` also measures each drafter of the pair alone.
     """
@@ -232,11 +232,11 @@ class ContextConfig(RequestOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrafficConfig:
-    """Requests that come when they come: `requests_per_second` of them on average, independently.
+    """Open loop: requests arrive independently, `requests_per_second` of them on average.
 
     Their lengths lie between `min_tokens` and `max_tokens`, evenly by order of magnitude; each has
-    one of `temperatures`. `abort_share` of them are given up by their client after some tokens. At
-    most `concurrency` run at once. All is drawn by `seed`, and played `repeats` times on each side.
+    one of `temperatures`. `abort_share` of them are canceled by their client after some tokens. At
+    most `concurrency` are concurrent. All is drawn by `seed`, and played `repeats` times per side.
     """
 
     requests_per_second: float = 2.0

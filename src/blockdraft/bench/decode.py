@@ -1,6 +1,6 @@
-"""A set of requests, decoded in one of the ways that are compared.
+"""A set of requests, decoded in one of the configurations that are compared.
 
-The one place where a measurement sets how deep to draft and how many requests run at once.
+The one place where a measurement sets how deep to draft and how many requests run concurrently.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The most candidates of a step; 0 is plain decoding. `drafters`: kinds that may, None: all."""
+    """Most candidates of a step; 0 is plain decoding. `drafters`: kinds that draft, None: all."""
 
     name: str
     num_draft_tokens: int | Literal["adaptive"]
@@ -50,7 +50,7 @@ def fixed(num_draft_tokens: int) -> Way:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Requests that were asked for at once, and the seconds until the last was finished.
+    """Requests that were sent together, and the seconds until the last was finished.
 
     Or several such sets, one after the other, and the sum of their seconds.
 
@@ -73,8 +73,9 @@ class Run:
 
     @property
     def tokens_per_second_per_user(self) -> float:
-        """Of the median request, from its first token on."""
-        return median(sample.decode_tokens_per_second for sample in self.samples)
+        """Of the median request, from its first token on; 0 if all are single tokens."""
+        later = [s.decode_tokens_per_second for s in self.samples if len(s.token_ids) > 1]
+        return median(later) if later else 0.0
 
     @property
     def outputs(self) -> list[tuple[int, ...]]:
@@ -104,7 +105,7 @@ class Decoder:
     """Decodes sets of requests with one LLM, which it leaves as its last run set it.
 
     No prompt is reused. What adaptive drafting has learned stays from run to run, as in a server,
-    also where other ways come in between.
+    also where other configurations come in between.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -119,7 +120,7 @@ class Decoder:
         way: Way,
         concurrency: int = 1,
     ) -> Run:
-        """Decode every prompt, at most `concurrency` at once; when one ends, the next starts."""
+        """Closed loop: decode every prompt, at most `concurrency` of them concurrently."""
         engine = self.llm.engine
         self.use(way, concurrency)
         params = self.params_of(way, params)
@@ -141,19 +142,19 @@ class Decoder:
         way: Way,
         concurrency: int = 1,
     ) -> None:
-        """Decode a few tokens of the first prompts, as many as run at once, and forget them."""
+        """Decode a few tokens of the first `concurrency` prompts, and forget them."""
         self.run(prompts[:concurrency], warm_up_of(params), way, concurrency)
 
     @staticmethod
     def params_of(way: Way, params: SamplingParams) -> SamplingParams:
-        """Those of a request that is decoded in this way."""
+        """Those of a request in this configuration."""
         if way == PLAIN:
             # Beyond depth 0, the drafter is not even told what the target has read.
             return replace(params, num_draft_tokens=0)
         return params if way.drafters is None else replace(params, drafters=way.drafters)
 
     def use(self, way: Way, concurrency: int) -> None:
-        """Draft as this way does, with at most so many requests at once."""
+        """Draft as this configuration does, with at most so many concurrent requests."""
         self.llm.engine.scheduler.max_running = concurrency
         if way.num_draft_tokens != "adaptive":
             self.llm.use_fixed_drafting(way.num_draft_tokens)

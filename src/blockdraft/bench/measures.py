@@ -25,7 +25,7 @@ MEASURES = {
     "tokens_per_second_in_total": "output tokens of all requests divided by the wall time, "
     "prefill and the drain at the end of every turn included",
     "tokens_per_second_per_user": "median over requests: tokens after the first, divided by the "
-    "seconds since it",
+    "seconds since it; requests of a single token left out",
     "speedup": "tokens_per_second divided by the baseline's for the same prompts, end to end",
     "decode_speedup": "decode_tokens_per_second divided by the baseline's for the same prompts",
     "band": "95 % bootstrap interval: prompts are resampled with replacement, each with all its "
@@ -113,7 +113,7 @@ def percentiles_of(values: Sequence[float]) -> Percentiles | None:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens per second of one way to decode, over all prompts."""
+    """Tokens per second of one configuration, over all prompts."""
 
     tokens_per_second: float
     decode_tokens_per_second: float
@@ -240,7 +240,7 @@ def tau_macro(samples: Iterable[TimedOutput]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """One way to decode, over the outputs of a row; see MEASURES."""
+    """One configuration, over the outputs of a row; see MEASURES."""
 
     num_outputs: int
     num_tokens: int

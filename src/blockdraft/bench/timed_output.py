@@ -1,4 +1,4 @@
-"""What is measured of one prompt and one way to decode it."""
+"""What is measured of one output."""
 
 from dataclasses import dataclass, field
 

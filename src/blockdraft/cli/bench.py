@@ -2,13 +2,10 @@
 
 import typer
 
-from blockdraft.cli.bench_concurrency import concurrency, never_slower
 from blockdraft.cli.bench_context import context
-from blockdraft.cli.bench_pareto import pareto
-from blockdraft.cli.bench_results import plan, report
-from blockdraft.cli.bench_sets import sets
+from blockdraft.cli.bench_load import concurrency, never_slower, pareto, traffic
+from blockdraft.cli.bench_results import plan, report, sets
 from blockdraft.cli.bench_speed import demo, speed
-from blockdraft.cli.bench_traffic import traffic
 from blockdraft.cli.command import Command
 from blockdraft.cli.logs import with_verbosity
 

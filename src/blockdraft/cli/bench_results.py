@@ -1,14 +1,16 @@
-"""`blockdraft bench plan` and `blockdraft bench report`: what results come to."""
+"""`blockdraft bench plan`, `report` and `sets`: what measures nothing itself."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from blockdraft.bench.result import read_result, read_results
+from blockdraft.bench.sets import SETS
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Output, publish
-from blockdraft.cli.output import check_not_read, check_writable, write_report
+from blockdraft.cli.output import check_not_read, check_writable, print_json, write_report
 from blockdraft.core.errors import NO, ConfigError
 
 
@@ -155,3 +157,22 @@ def report(
             raise typer.Exit(NO)
     if html is None and not into:
         print(documents.markdown(sections, found), end="")
+
+
+def sets(as_json: options.Json = False) -> None:
+    """List the sets of prompts that `bench speed --prompts NAME --sets FOLDER` knows.
+
+    None comes with blockdraft: FOLDER holds your copies.
+    """
+    if as_json:
+        print_json([asdict(one) for one in SETS.values()])
+        return
+    print(
+        "Name: what it measures (paper: one of the seven sets of the DFlash paper), prompts, "
+        "license, source;\nbelow it the file that the folder of --sets must hold."
+    )
+    for one in SETS.values():
+        number = "" if one.num_prompts is None else f"{one.num_prompts} prompts, "
+        suffix = " (with the boxed-answer line added)" if one.suffix else ""
+        print(f"{one.name}: {one.use}, {number}{one.license}, from {one.source}{suffix}")
+        print(f"    {one.file}.jsonl or {one.file}.jsonl.gz")

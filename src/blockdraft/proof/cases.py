@@ -20,6 +20,8 @@ from blockdraft.text.tokenizer import THINKING_SWITCH, Tokenizer
 
 LIST = Grammar.regex(r"((yes|no|[0-9]{2}), )+")
 """What is allowed changes from token to token: now one, now many."""
+_BIASED = range(24, 40)
+"""Tokens of an output: most vocabularies have punctuation and digits there."""
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "greedy": {},
@@ -34,7 +36,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "frequency_penalty": 0.2,
         },
         "min-p": {"temperature": 1.2, "min_p": 0.05},
-        "logprobs": {"logprobs": 5},
+        "logprobs": {
+            "logprobs": 5,
+            "prompt_logprobs": True,
+            "logit_bias": dict.fromkeys(_BIASED, 4.0),
+        },
         "samples": {"temperature": 0.9, "n": 3},
         "all filters": {
             "temperature": 1.5,

@@ -52,7 +52,8 @@ def first_differences(
 
 def _first_place(found: Sample, expected: Sample, bits: bool) -> tuple[Any, ...] | None:
     """(what, index, found, expected) of the first field that differs."""
-    for what in ("token_ids", "logprobs") if bits else ("token_ids",):
+    scores = ("logprobs", "prompt_logprobs") if bits else ()
+    for what in ("token_ids", *scores):
         one, other = getattr(found, what), getattr(expected, what)
         if one != other:
             index = next(

@@ -77,10 +77,11 @@ LOOKUP = Way(
 ADAPTIVE = Way("adaptive", "adaptive drafting, alone", depth="adaptive")
 AS_SERVED = Way(
     "as served",
-    "adaptive drafting, many cases concurrently, prompts reused from each other",
+    "adaptive drafting, many cases concurrently, prompts reused from each other, some preempted",
     depth="adaptive",
     together=True,
     from_memory=True,
+    preempts=True,  # what resumes reuses its own tokens, drafted ones too
 )
 
 
@@ -94,6 +95,7 @@ class Sample:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason
     error: str | None
     acceptance: AcceptanceStats = field(compare=False)
@@ -216,6 +218,7 @@ def _sample(completion: Completion) -> Sample:
         completion.token_ids,
         completion.text,
         completion.logprobs or (),
+        completion.prompt_logprobs or (),
         completion.finish_reason,
         completion.error,
         completion.acceptance,

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blockdraft.bench.decode import Run
 from blockdraft.bench.measures import (
     MEASURES,
     Measures,
@@ -53,6 +54,12 @@ def test_latencies_do_not_mix_waiting_and_the_prompt():
     assert measures.prompt_seconds.p50 == pytest.approx(0.5)
     assert measures.seconds_per_token.p95 == pytest.approx(0.25)
     assert measures.largest_gap.p99 == 0.7
+
+
+def test_the_speed_of_a_user_is_that_of_requests_of_several_tokens():
+    single, several = output(1, 0.5, 0.0), output(5, 3.0, 1.0, 4)
+    assert Run((single, single, several), 3.0).tokens_per_second_per_user == pytest.approx(4.0)
+    assert Run((single,), 0.5).tokens_per_second_per_user == 0.0
 
 
 def test_what_was_not_watched_has_no_figure():

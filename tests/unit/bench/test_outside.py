@@ -156,6 +156,14 @@ def test_an_answer_without_times_is_refused():
         process.decode([1], 1)
 
 
+def test_an_answer_of_no_tokens_is_none():
+    with fake("", "ids = []") as process:
+        with pytest.raises(PromptFailed, match="returned no token"):
+            process.decode([1], 1)
+        with pytest.raises(PromptFailed, match="returned no token"):
+            process.decode([1], 1)
+
+
 @pytest.mark.slow
 def test_if_we_are_killed_a_resting_engine_ends(tmp_path):
     note = tmp_path / "pid"

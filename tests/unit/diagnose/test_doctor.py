@@ -425,6 +425,16 @@ def test_a_drafter_that_is_good_for_nothing(pair):
     assert len(names(checks)) == 4
 
 
+def test_a_drafter_that_promises_next_to_nothing(pair):
+    name = "layers.0.self_attn.o_proj.weight"
+    edit_weights(pair[1], name, lambda weight: 0.0 * weight)
+    edit_facts(pair[1], "expected", tau=dict.fromkeys(("math", "code", "chat", "writing"), 1.05))
+    checks = look(pair, quick=False)
+    taus = [check for check in checks.values() if check.name.startswith("tau")]
+    assert [check.mark for check in taus] == ["out"] * 4
+    assert all("train it longer" in check.remedy for check in taus)
+
+
 def test_fewer_threads_than_the_cores_allow_is_a_warning(pair, monkeypatch):
     monkeypatch.setattr(machine, "num_cpus", lambda: 64)
     with threads(1):

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+from collections import Counter
 
 import pytest
 
+from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.errors import ConfigError
 from blockdraft.proof.certificate import hash_prompts, hash_value
 from blockdraft.proof.config import LEAST_TOKENS, QUICK, ProofConfig
@@ -31,6 +33,13 @@ def test_the_corpus_is_messy_in_every_way():
     assert {"\t", "\ufffd", "\u202e", "\u200d", "<|im_end|>"} <= {
         piece for piece in ("\t", "\ufffd", "\u202e", "\u200d", "<|im_end|>") if piece in texts
     }
+
+
+def test_a_page_of_the_corpus_comes_twice_behind_other_tokens():
+    """Else nobody would see that a page is reused whatever stands before it."""
+    kept = first_of_each_kind(read_prompts(BUNDLED))
+    word, _ = Counter(next(p.text for p in kept if p.kind == "repeated").split()).most_common(1)[0]
+    assert any(p.raw and p.text.startswith(f" {word}" * (2 * PAGE_SIZE)) for p in kept)
 
 
 def test_a_quick_proof_keeps_every_kind():

@@ -1,17 +1,19 @@
 """`blockdraft prove` on a tiny pair: nothing differs, and every planted fault is found."""
 
+import copy
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
 from blockdraft import LLM, ConfigError, Grammar, RequestError
 from blockdraft.core.plan import NOTHING, ForwardPlan, Proposal
-from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target.interface import TargetOutput
 from blockdraft.proof import context, faults
 from blockdraft.proof.cases import SETTINGS, plan_cases
@@ -23,6 +25,7 @@ from blockdraft.proof.differences import first_differences
 from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
 from blockdraft.proof.ways import (
+    AS_SERVED,
     BATCHED,
     CHUNKS,
     DRAFTED,
@@ -30,10 +33,16 @@ from blockdraft.proof.ways import (
     LOOKUP,
     PLAIN,
     TREES,
+    Way,
     run,
     ways_of,
 )
-from blockdraft.speculate.verify import Verdict
+from blockdraft.speculate import verify as verify_module
+from blockdraft.speculate.sampler import reference
+from blockdraft.speculate.sampler.logits import Place, Scores
+from blockdraft.speculate.sampler.philox import Stream
+from blockdraft.speculate.verify import TokenLogprobs, Verdict
+from tests.parity.faults import digest_without_parent
 from tests.small_llm import assert_nothing_left, load_llm
 
 CONFIG = ProofConfig(
@@ -364,3 +373,98 @@ def test_a_proof_needs_a_batch(folders: tuple[Path, Path]) -> None:
 def test_a_proof_needs_a_drafter(folders: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match="without a drafter"):
         Proof(LLM(str(folders[0]), None, dtype="float32"), CONFIG, CORPUS)
+
+
+@contextmanager
+def other_noise(llm: LLM, has_other: Any) -> Iterator[None]:
+    """Some sequences are not chosen with the noise of their seed."""
+
+    def stream(place: Place) -> Stream:
+        own = place.sequence
+        seed = own.seed + bool(has_other(own))
+        return Stream(seed, own.sample_index, len(own.token_ids) + place.num_ahead)
+
+    with patch.object(Place, "stream", property(stream)):
+        yield
+
+
+def reuse_with_samples(llm: LLM) -> AbstractContextManager[None]:
+    """All samples but the first are spoiled where the prompt is reused."""
+    return other_noise(llm, lambda own: own.num_reused and own.sample_index)
+
+
+@contextmanager
+def reuse_of_own_output(llm: LLM) -> Iterator[None]:
+    """What a preempted request reuses of its own output is not what it was."""
+    memory, spoiled = llm.engine.target.memory, set[int]()
+    reuse = memory.open
+
+    def faulty(key: int, token_ids: list[int], **options: Any) -> int:
+        num_reused = reuse(key, token_ids, **options)
+        if key in llm.engine.progress:
+            sequence: Sequence = llm.engine.progress[key].sequence
+            spoiled.update([key] if num_reused > sequence.num_prompt else [])
+        return num_reused
+
+    with (
+        faults.replaced(memory, "open", faulty),
+        other_noise(llm, lambda own: own.key in spoiled),
+    ):
+        yield
+
+
+def drafted_prompt_scores(llm: LLM) -> AbstractContextManager[object]:
+    """The prompt of a request that drafts is scored in the wrong order."""
+    score = verify_module._score
+
+    def faulty(planned: Any, logits: Any) -> list[TokenLogprobs]:
+        drafts = planned.row.sequence.params.num_draft_tokens != 0
+        return score(planned, logits)[:: -1 if drafts else 1]
+
+    return patch.object(verify_module, "_score", faulty)
+
+
+def no_bias_behind_drafts(llm: LLM) -> AbstractContextManager[object]:
+    """Biases count for the anchor's choice alone."""
+    processed = reference.processed
+
+    def faulty(scores: Scores, place: Place) -> Scores:
+        if place.num_ahead:
+            bare = copy.copy(place.sequence)
+            bare.params = replace(bare.params, logit_bias={})
+            place = replace(place, sequence=bare)
+        return processed(scores, place)
+
+    return patch.object(reference, "processed", faulty)
+
+
+@pytest.mark.parametrize(
+    ("plant", "setting", "way"),
+    [
+        (reuse_with_samples, "samples", FROM_MEMORY),
+        (reuse_of_own_output, "temperature", AS_SERVED),
+        (drafted_prompt_scores, "logprobs", DRAFTED),
+        (no_bias_behind_drafts, "logprobs", LOOKUP),
+        (lambda llm: digest_without_parent(), "greedy", FROM_MEMORY),
+    ],
+    ids=lambda value: getattr(value, "name", getattr(value, "__name__", value)),
+)
+def test_faults_that_are_not_planted_in_a_proof_are_found(
+    folders: tuple[Path, Path], plant: Any, setting: str, way: Way
+) -> None:
+    llm = load_llm(folders)
+    texts = ["a" * 200, "the quick " * 12, "fox " * 9, "b!! " * 20, "the abc", "x y z"]
+    prompts = [ProofPrompt(str(i), "k", text, raw=True) for i, text in enumerate(texts)]
+    config = replace(CONFIG, max_tokens=64, num_settings=len(SETTINGS))
+    every = plan_cases(llm, prompts, [], config).cases
+    cases = [case for case in every if case.setting == setting]
+    assert len(cases) == len(prompts)
+    plain = run(llm, cases, PLAIN)
+
+    def is_found() -> bool:
+        outputs = run(llm, cases, way)
+        return any(first_differences(c, outputs[c], plain[c], bits=True) for c in outputs)
+
+    assert not is_found()
+    with plant(llm):
+        assert is_found()

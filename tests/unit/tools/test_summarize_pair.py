@@ -3,6 +3,11 @@
 import json
 from pathlib import Path
 
+from blockdraft.bench.speed.report import describe_output
+from blockdraft.bench.timed_output import TimedOutput
+from blockdraft.core.plan import NOTHING
+from blockdraft.measure.acceptance import AcceptanceStats
+from tests.bench_results import stats
 from tools import summarize_pair
 from tools.experiments import band_coverage
 
@@ -39,6 +44,31 @@ def test_a_band_of_many_prompts_holds_the_ratio_of_all_more_often():
     assert len(rows) == 70  # both turns of MT-Bench in one
     few, many = (band_coverage.coverage(rows, size, 60) for size in (2, 40))
     assert few < 0.8 < many
+
+
+def test_an_output_that_drafted_nothing_counts_too():
+    def turn(number, sample):
+        return {"category": "a", "id": str(number), "drafted": sample, "plain": sample}
+
+    single = TimedOutput((1,), 1.0, 0.0)
+    plainly = AcceptanceStats()
+    for _ in range(2):
+        plainly.record(1, NOTHING, [])
+    undrafted = TimedOutput((1, 2, 3), 1.0, 0.5, plainly)
+    drafted = TimedOutput((1, 2, 3, 4, 5), 1.0, 0.5, stats(2, 2))
+    outputs = [describe_output(one) for one in (single, undrafted, drafted)]
+    found = summarize_pair.figures([turn(*one) for one in enumerate(outputs)])
+    assert found["tau"] == 1.5  # six tokens of four passes
+
+
+def test_the_page_says_how_often_intervals_of_ten_prompts_hold_the_ratio():
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    shares = [coverage_of_ten(RESULTS / f"{name}-greedy.json") for name in ("untuned", "default")]
+    assert f"{shares[0]} to {shares[1]} of 10 prompts" in page
+
+
+def coverage_of_ten(path):
+    return round(100 * band_coverage.coverage(band_coverage.conversations(path), 10, 600))
 
 
 def test_a_page_names_the_day_of_the_results():

@@ -99,7 +99,7 @@ def measure_context(
     on_progress: Callable[[ContextMeasurement], None] = lambda measurement: None,
     journal: ContextJournal | None = None,
 ) -> list[ContextMeasurement]:
-    """Measure every length, the ways in turns, after a warm-up of both at each length.
+    """Measure every length, both sides in turns, after a warm-up of both at each length.
 
     What the journal holds is not measured again.
 
@@ -124,7 +124,7 @@ def measure_context(
             if measured is None:
                 samples = {
                     way: decoder.run([passage[:length]], config.params, way).samples[0]
-                    for way in in_turn(ways, turn=place[-1])
+                    for way in in_turn(ways, turn=len(measurements))
                 }
                 measured = ContextMeasurement(*place, *(samples[way] for way in ways))
                 journal.add(place, measured)

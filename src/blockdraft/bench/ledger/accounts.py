@@ -16,7 +16,7 @@ from blockdraft.measure.phases import PhaseTotals
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The ledger of one way to decode; `plain` is that of plain decoding of the same requests."""
+    """The ledger of one configuration; `plain` is that of plain decoding of the same requests."""
 
     title: str
     ledger: Ledger

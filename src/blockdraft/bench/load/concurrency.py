@@ -1,4 +1,4 @@
-"""The same requests, one after another or many at once, plainly and with drafts."""
+"""The same requests at several concurrencies, plain and drafted."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -57,12 +57,12 @@ CONCURRENCY_DEFINITIONS = {
 }
 
 LEAST_OVER_BEST = 0.97
-"""Adaptive drafting is to be within 3 % of the best way that does not adapt."""
+"""Adaptive drafting is to be within 3 % of the best configuration that does not adapt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PointRun:
-    """One way at one point, once.
+    """One configuration at one point, once.
 
     num_identical: outputs equal to those of the reference. prompts: the name of each request's.
     """
@@ -76,7 +76,7 @@ class PointRun:
 
 @dataclass(frozen=True, slots=True)
 class PointFigures:
-    """One way at one point, over the repeats; see CONCURRENCY_DEFINITIONS."""
+    """One configuration at one point, over the repeats; see CONCURRENCY_DEFINITIONS."""
 
     concurrency: int
     way: str
@@ -97,7 +97,7 @@ class PointFigures:
 
 @dataclass(frozen=True, slots=True)
 class KeepingUp:
-    """Adaptive drafting against the best other way at one point; see CONCURRENCY_DEFINITIONS."""
+    """Adaptive drafting against the best other one at one point; see CONCURRENCY_DEFINITIONS."""
 
     concurrency: int
     best: str
@@ -110,7 +110,7 @@ class KeepingUp:
 
 
 def ways_of(config: ConcurrencyConfig) -> list[Way]:
-    """What is compared."""
+    """The configurations that are compared."""
     return [PLAIN, fixed(config.num_draft_tokens), ADAPTIVE]
 
 
@@ -121,7 +121,7 @@ def measure_concurrency(
     on_progress: OnRepeat = lambda repeat: None,
     journal: RepeatJournal | None = None,
 ) -> list[PointRun]:
-    """Measure every point, its ways in turns, after a warm-up of each; not what the journal holds.
+    """Measure every point, configurations in turns, after warm-ups; not what the journal holds.
 
     Raises:
         ConfigError: there is no drafter.
@@ -150,13 +150,13 @@ def measure_concurrency(
 
 
 def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
-    """Figures of each point and way, in the order of measurement."""
+    """Figures of each point and configuration, in the order of measurement."""
     points = _by_point(runs)
     return [_figures(group, ways[PLAIN]) for ways in points.values() for group in ways.values()]
 
 
 def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
-    """How adaptive drafting does against the best other way, point by point."""
+    """How adaptive drafting does against the best other configuration, point by point."""
     rows = []
     for concurrency, ways in _by_point(runs).items():
         speeds = {way: [m.run.tokens_per_second for m in group] for way, group in ways.items()}
@@ -167,7 +167,7 @@ def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
 
 
 def accounts_of(llm: LLM, runs: Sequence[PointRun]) -> list[Account]:
-    """One for each point and way, over the repeats, measured with a ledger."""
+    """One for each point and configuration, over the repeats, measured with a ledger."""
     accounts = []
     for concurrency, ways in _by_point(runs).items():
         totals = {way: merge_totals(m.run.phases for m in group) for way, group in ways.items()}
@@ -186,7 +186,7 @@ def _by_point(runs: Sequence[PointRun]) -> dict[int, dict[Way, list[PointRun]]]:
 
 
 def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigures:
-    """Figures of one way at one point; both lists have one run a repeat."""
+    """Figures of one configuration at one point; both lists have one run a repeat."""
     runs, plain_runs = ([measured.run for measured in own] for own in (group, plain))
     samples, plain_samples = samples_of(runs), samples_of(plain_runs)
     prompts = [prompt for measured in group for prompt in measured.prompts]

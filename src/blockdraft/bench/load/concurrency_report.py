@@ -101,7 +101,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:
-    """One row per point and way; fits 80 columns."""
+    """One row per point and configuration; fits 80 columns."""
     headings = ("re-\nquests", "", "tok/s", "low-high", "per\nuser", "over\nplain", "low-high")
     view = empty_table(title, *headings, "deco-\nding", "tau", "depth", "same")
     for index, row in enumerate(rows):
@@ -132,7 +132,7 @@ def depth_lines(rows: Sequence[PointFigures | PairFigures]) -> list[str]:
 
 
 def keeping_up_lines(rows: Sequence[KeepingUp]) -> list[str]:
-    """How adaptive drafting does against the best other way, one line for each point."""
+    """How adaptive drafting does against the best other configuration, one line for each point."""
     return [
         f"adaptive, concurrency {row.concurrency}: {row.over_best.median:.2f} times {row.best}, "
         f"{row.over_best.low:.2f}-{row.over_best.high:.2f}"

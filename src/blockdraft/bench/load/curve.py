@@ -1,6 +1,6 @@
 """Throughput against interactivity, and what is read off such curves. Loads no model library.
 
-A curve has a point for each number of requests at once, in that order: interactivity, the tokens
+A curve has a point for each concurrency, in that order: interactivity, the tokens
 per second of the median user, and throughput, the tokens per second of all users together.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Both axes at one number of requests at once."""
+    """Both axes at one concurrency."""
 
     interactivity: float
     throughput: float
@@ -50,13 +50,13 @@ def _read(points: Sequence[tuple[float, float]], x: float) -> Reading:
 
 
 def no_faster_from(speedups: Mapping[int, float]) -> int | None:
-    """From how many requests at once on a way was nowhere faster than plain decoding.
+    """From which concurrency on a configuration was nowhere faster than plain decoding.
 
     Args:
-        speedups: over plain decoding, by requests at once.
+        speedups: over plain decoding, by concurrency.
 
     Returns:
-        The least such number that was measured; None if the way was faster with the most of them.
+        The least such one that was measured; None if it was faster at the largest.
     """
     found = None
     for concurrency in sorted(speedups, reverse=True):

@@ -1,7 +1,7 @@
-"""Throughput against interactivity, with more and more requests at once, for each way to draft.
+"""Throughput against interactivity at growing concurrency, for each drafting configuration.
 
-Every way decodes the same requests, in turns after a few, and its outputs are held against those of
-plain decoding.
+All configurations decode the same requests, in turns after a few, and their outputs are compared
+with those of plain decoding.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ PARETO_DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ParetoPoint:
-    """One way at one number of requests at once; see PARETO_DEFINITIONS."""
+    """One configuration at one concurrency; see PARETO_DEFINITIONS."""
 
     way: str
     concurrency: int
@@ -82,10 +82,10 @@ class ParetoPoint:
 
 @dataclass(frozen=True, slots=True)
 class CurveReading:
-    """A way at the level of plain decoding with so many requests at once.
+    """A configuration at the level of plain decoding with this concurrency.
 
-    `ratio` is over plain decoding; None if the level is `outside` of what was measured of the way,
-    in any repeat, or if most of plain decoding's outputs are single tokens, which have no speed.
+    `ratio` is over plain decoding; None if the level is `outside` of what was measured of it,
+    in any repeat, or if all of plain decoding's outputs are single tokens, which have no speed.
     """
 
     way: str
@@ -99,7 +99,7 @@ class ParetoBench:
     """Measures plain decoding, and drafting by each of some LLMs with the same target.
 
     Args:
-        llms: by the name of their way. The first decodes plainly too.
+        llms: by the name of their configuration. The first decodes plainly too.
         parts: also measure each kind of drafter of the first LLM alone.
     """
 
@@ -147,7 +147,7 @@ class ParetoBench:
 
 
 def names_of(folders: Sequence[Path | None]) -> list[str]:
-    """What the ways of some drafters are called: as short as tells them apart.
+    """Names of configurations by their drafters: as short as tells them apart.
 
     Without a drafter what is looked up is drafted.
     """
@@ -157,7 +157,7 @@ def names_of(folders: Sequence[Path | None]) -> list[str]:
 
 
 def pareto_points(repeats: Sequence[Repeat]) -> list[ParetoPoint]:
-    """By way, and of each by requests at once."""
+    """By configuration, and of each by concurrency."""
     reference = repeats[0].runs[PLAIN.name].outputs
     groups = grouped(repeats, lambda repeat: repeat.concurrency)
     return [

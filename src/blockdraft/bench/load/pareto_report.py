@@ -73,7 +73,7 @@ def pareto_json(
 
 
 def pareto_tables(title: str, points: Sequence[ParetoPoint]) -> list[Table]:
-    """A table for each way, with a row for each number of requests; they fit 80 columns."""
+    """A table for each configuration, with a row for each concurrency; they fit 80 columns."""
     by_way = grouped(points, lambda point: point.way)
     return [_way_table(f"{way}: {title}", group) for way, group in by_way.items()]
 
@@ -94,7 +94,7 @@ def _way_table(title: str, points: Sequence[ParetoPoint]) -> Table:
 
 
 def reading_table(title: str, level: str, rows: Sequence[CurveReading]) -> Table:
-    """One row for each way and number of requests of plain decoding; fits 80 columns."""
+    """One row for each configuration and concurrency of plain decoding; fits 80 columns."""
     view = empty_table(title, "", "plain,\nrequests", level, "over\nplain", "low-high")
     for index, reading in enumerate(rows):
         is_first = index == 0 or rows[index - 1].way != reading.way
@@ -121,7 +121,7 @@ def outside_words(outside: str | None) -> str:
 
 
 def crossing_lines(points: Sequence[ParetoPoint]) -> list[str]:
-    """Where plain decoding gives at least as much in total, a line for each way."""
+    """Where plain decoding gives at least as much in total, a line for each configuration."""
     lines = []
     for way in dict.fromkeys(point.way for point in points if point.way != PLAIN.name):
         speedups = {

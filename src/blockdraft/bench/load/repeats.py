@@ -1,4 +1,4 @@
-"""Repeats of a point, each of all ways in turns, and the journal of those that are done."""
+"""Repeats of a point, each of all configurations in turns, and the journal of those done."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from blockdraft.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A repeat of a point: a run of each way, by its name, over the same requests.
+    """A repeat of a point: a run of each configuration, by its name, over the same requests.
 
     number: from 0. prompts: the name of each request's prompt.
     """

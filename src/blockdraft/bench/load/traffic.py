@@ -1,4 +1,4 @@
-"""Mixed traffic, played plainly and with drafts: requests come, are answered, or are given up."""
+"""Mixed traffic, played plainly and with drafts: requests arrive, and are answered or canceled."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class Request(RequestOptions):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The tokens of a request, and its times; those of one that was given up are None."""
+    """The tokens of a request, and its times; those of one that was canceled are None."""
 
     token_ids: tuple[int, ...]
     timed: TimedOutput | None
@@ -77,7 +77,7 @@ class Play:
 
 
 Repeat = Mapping[str, Play]
-"""By the name of the way."""
+"""By the name of the configuration."""
 
 
 def draw_requests(config: TrafficConfig, num_prompts: int) -> list[Request]:
@@ -134,7 +134,7 @@ def _play(
     requests: Sequence[Request],
     concurrency: int,
 ) -> Play:
-    """Every request comes at its time, whether the engine keeps up or not."""
+    """Open loop: every request arrives at its time, whether the engine keeps up or not."""
     samples = decoder.llm.samples
     decoder.use(way, concurrency)
     open_keys: dict[int, int] = {}
@@ -180,7 +180,7 @@ def _play(
 
 @dataclass(frozen=True, slots=True)
 class TrafficFigures:
-    """One way over all repeats; see TRAFFIC_DEFINITIONS."""
+    """One configuration over all repeats; see TRAFFIC_DEFINITIONS."""
 
     way: str
     wall_seconds: Spread
@@ -193,7 +193,7 @@ class TrafficFigures:
 
 
 def traffic_figures(repeats: Sequence[Repeat], requests: Sequence[Request]) -> list[TrafficFigures]:
-    """Of each way, by which the requests were answered."""
+    """Of each configuration."""
     return [_figures(name, repeats, requests) for name in repeats[0]]
 
 
@@ -202,7 +202,7 @@ def _figures(name: str, repeats: Sequence[Repeat], requests: Sequence[Request]) 
     plain = [repeat[PLAIN.name] for repeat in repeats]
     answers = [answer for play in plays for answer in play.answers]
     pairs = list(zip(answers, (one for play in plain for one in play.answers), strict=True))
-    # Equal outputs are given up in the same place; where they differ, one side may lack a time.
+    # Equal outputs are canceled in the same place; where they differ, one side may lack a time.
     both = [
         (one.timed, other.timed, request.prompt)
         for (one, other), request in zip(pairs, cycle(requests))

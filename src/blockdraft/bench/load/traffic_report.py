@@ -82,7 +82,7 @@ def _describe_requests(requests: Sequence[Request], ids: Sequence[str]) -> list[
 
 
 def traffic_table(title: str, rows: Sequence[TrafficFigures]) -> Table:
-    """One row for each way; fits 80 columns."""
+    """One row for each configuration; fits 80 columns."""
     view = empty_table(
         title,
         *("", "tok/s", "low-high", "over\nplain", "whole", "tau", "TTFT\nms", "TPOT\nms"),

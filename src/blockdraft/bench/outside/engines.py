@@ -10,11 +10,12 @@ WORKERS = Path(__file__).with_name("workers")
 
 @dataclass(frozen=True, slots=True)
 class OutsideEngine:
-    """Another engine, and one way of its to decode.
+    """Another engine in one of its configurations.
 
     worker: its script. method: of drafting, as the script calls it. packages: what pip installs
-    for it into `environment`, a folder that ways of one engine share; without packages it runs in
-    the environment of this process. removed: what pip brings with them and they do without.
+    for it into `environment`, a folder that the configurations of one engine share; without
+    packages it runs in the environment of this process. removed: what pip brings with them and they
+    do without.
     needs_assistant, needs_drafter: models that it drafts with. needs_index: the drafter's folder
     must say which of its files are weights.
     """

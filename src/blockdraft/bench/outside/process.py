@@ -94,6 +94,8 @@ class EngineProcess:
         )
         if "error" in answer:
             raise PromptFailed(str(answer["error"]))
+        if not answer.get("token_ids", True):
+            raise PromptFailed("returned no token")
         try:
             timed = TimedOutput(
                 token_ids=tuple(answer["token_ids"]),

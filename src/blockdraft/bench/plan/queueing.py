@@ -2,7 +2,7 @@
 
 A replica is a queue. While n requests run on it, each gets a token every `token_seconds(n)`, and
 needs `prompt_seconds(n)` before its first one; both are read off the measured points, linear
-between them. No more than `most` run at once, the most that was measured; others wait in order.
+between them. At most `most` are concurrent, the most that was measured; others wait in order.
 
 The number of replicas comes from the birth-death process of the requests on one replica: Poisson
 arrivals of rate a, completions of rate m(n) = n / (prompt_seconds(n) + (L - 1) token_seconds(n))
@@ -33,13 +33,13 @@ class ServicePoint:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A replica that decodes in one way: at least one point, by growing `num_running`."""
+    """A replica with one configuration: at least one point, by growing `num_running`."""
 
     points: tuple[ServicePoint, ...]
 
     @property
     def most(self) -> int:
-        """The most requests that run at once: nothing is known of more."""
+        """The most concurrent requests: nothing is known of more."""
         return max(1, int(self.points[-1].num_running))
 
     def prompt_seconds(self, num_running: int) -> float:

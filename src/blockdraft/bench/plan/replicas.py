@@ -1,4 +1,4 @@
-"""The replicas that traffic needs, for each way of a measured curve. Loads no model library."""
+"""The replicas that traffic needs, for each measured configuration. Loads no model library."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ MOST_ADDED = 50
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One way to decode; see PLAN_DEFINITIONS. `replicas` is None if no number meets the goal."""
+    """One configuration; see PLAN_DEFINITIONS. `replicas` is None if no number meets the goal."""
 
     way: str
     replicas: int | None
@@ -39,7 +39,7 @@ class PlanRow:
 
 
 def services_of(result: Result, prompt_len: float | None = None) -> dict[str, Service]:
-    """Each way of a curve; prompts of another length take as much longer.
+    """Each configuration of a curve; prompts of another length take as much longer.
 
     Raises:
         ConfigError: it is no result of `bench pareto`, or it lacks plain decoding, the baseline.
@@ -80,21 +80,21 @@ def mean_output(result: Result) -> float:
 
 
 def points_of(result: Result, way: str) -> dict[int, Mapping[str, Any]]:
-    """The measured points of a way, by requests at once."""
+    """The measured points of a configuration, by concurrency."""
     with damage_refused(result):
         points = need(result, "points")
         return {point["concurrency"]: point for point in points if point["way"] == way}
 
 
 def off_from(result: Result, way: str) -> int | None:
-    """Requests at once from which on a way was nowhere faster than plain decoding, by medians."""
+    """The concurrency from which on one was nowhere faster than plain decoding, by medians."""
     points = points_of(result, way)
     with damage_refused(result):
         return no_faster_from({n: one["speedup_over_plain"]["median"] for n, one in points.items()})
 
 
 def make_plan(result: Result, traffic: Traffic, goal: Goal, price: float | None) -> list[PlanRow]:
-    """A row for each way, and for each that is off under load; plain decoding first."""
+    """A row for each configuration, and for each that is off under load; plain decoding first."""
     services = services_of(result, traffic.prompt_len)
     plain = services[PLAIN]
     rows = [_row(PLAIN, plain, traffic, goal, price, None)]

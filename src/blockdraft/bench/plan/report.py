@@ -70,7 +70,7 @@ def plan_json(
 
 
 def plan_table(title: str, rows: Sequence[PlanRow]) -> Table:
-    """One row for each way; fits 80 columns."""
+    """One row for each configuration; fits 80 columns."""
     view = empty_table(
         title,
         "",
@@ -105,7 +105,7 @@ def _cells(row: PlanRow) -> list[str]:
 
 
 def off_lines(result: Result, rows: Sequence[PlanRow]) -> list[str]:
-    """Where each way should be off, by what was measured of it; with baseline and spread."""
+    """Where each should be off, by what was measured of it; with baseline and spread."""
     lines = []
     for way in dict.fromkeys(p["way"] for p in need(result, "points") if p["way"] != PLAIN):
         limit = next(row.off_from for row in rows if row.way == way)

@@ -1,10 +1,11 @@
-"""Sections of what runs many requests at once, and of plans for it."""
+"""Sections of what runs concurrent requests, and of plans for it."""
 
 from collections.abc import Iterable, Sequence
 
 from blockdraft.bench.report import svg
 from blockdraft.bench.report.section import (
     BAND,
+    Cells,
     Grid,
     Section,
     Values,
@@ -25,31 +26,37 @@ _REPEATS = (
 
 
 def concurrency_section(result: Result) -> Section:
-    """A row for each way and number of requests at once."""
+    """A row for each configuration and concurrency."""
     figures = need(result, "figures")
     need_plain(result, figures)
-    rows = []
-    for row in figures:
-        measures = row["measures"]
-        rows.append(
-            {
-                "configuration": f"{row['way']}, concurrency {row['concurrency']}",
-                "total tok/s": spread_words(row["tokens_per_second"]),
-                "per user": spread_words(row["tokens_per_second_per_user"]),
-                "speed-up": spread_words(row["speedup_over_plain"]),
-                "tau": tau_cell(measures),
-                **latency_cells(measures),
-                "same tokens": f"{row['num_identical']}/{row['num_outputs']}",
-                "loops": str(measures["num_looping"]),
-            }
-        )
+    names = "tokens_per_second", "tokens_per_second_per_user"
+    rows = [
+        {
+            **_speed_cells(row, *names),
+            **latency_cells(row["measures"]),
+            "same tokens": f"{row['num_identical']}/{row['num_outputs']}",
+            "loops": str(row["measures"]["num_looping"]),
+        }
+        for row in figures
+    ]
     about = f"{how_words(result.values['bench'])}. {_REPEATS}"
-    plot = _curves(figures, "tokens_per_second_per_user", "tokens_per_second")
+    plot = _curves(figures, *names)
     return Section("bench concurrency", (), [grid_of("", about, rows)], {"": plot})
 
 
-def _curves(points: Iterable[Values], interactivity: str, throughput: str) -> str:
-    """A line for each way; the names are those of both axes in a point."""
+def _speed_cells(row: Values, throughput: str, interactivity: str) -> Cells:
+    """Of a configuration at one concurrency; the last two are the names of both axes."""
+    return {
+        "configuration": f"{row['way']}, concurrency {row['concurrency']}",
+        "total tok/s": spread_words(row[throughput]),
+        "per user": spread_words(row[interactivity]),
+        "speed-up": spread_words(row["speedup_over_plain"]),
+        "tau": tau_cell(row["measures"]),
+    }
+
+
+def _curves(points: Iterable[Values], throughput: str, interactivity: str) -> str:
+    """A line for each configuration; the names are those of both axes in a point."""
     lines: dict[str, list[svg.Dot]] = {}
     for point in points:
         x, y = point[interactivity]["median"], point[throughput]["median"]
@@ -66,21 +73,15 @@ def pareto_section(result: Result) -> Section:
     """The measured points, and what is read off the curves between them."""
     points = need(result, "points")
     need_plain(result, points)
-    rows = []
-    for point in points:
-        measures = point["measures"]
-        rows.append(
-            {
-                "configuration": f"{point['way']}, concurrency {point['concurrency']}",
-                "total tok/s": spread_words(point["throughput"]),
-                "per user": spread_words(point["interactivity"]),
-                "speed-up": spread_words(point["speedup_over_plain"]),
-                "tau": tau_cell(measures),
-                "tau without loops": tau_cell(point["without_loops"]),
-                **latency_cells(measures),
-                "same tokens": f"{point['num_identical']}/{point['num_outputs']}",
-            }
-        )
+    rows = [
+        {
+            **_speed_cells(point, "throughput", "interactivity"),
+            "tau without loops": tau_cell(point["without_loops"]),
+            **latency_cells(point["measures"]),
+            "same tokens": f"{point['num_identical']}/{point['num_outputs']}",
+        }
+        for point in points
+    ]
     grids = [
         grid_of("Measured points", f"{how_words(result.values['bench'])}. {_REPEATS}", rows),
         _readings(
@@ -99,7 +100,7 @@ def pareto_section(result: Result) -> Section:
             need(result, "at_equal_throughput"),
         ),
     ]
-    plot = _curves(points, "interactivity", "throughput")
+    plot = _curves(points, "throughput", "interactivity")
     return Section("bench pareto", (), grids, {"": plot})
 
 
@@ -127,7 +128,7 @@ def _reading(row: Values) -> str:
 
 
 def never_slower_section(result: Result) -> Section:
-    """A row for each number of requests at once."""
+    """A row for each concurrency."""
     rows = [
         {
             "concurrency": str(row["concurrency"]),
@@ -145,7 +146,7 @@ def never_slower_section(result: Result) -> Section:
 
 
 def traffic_section(result: Result) -> Section:
-    """A row for each way."""
+    """A row for each configuration."""
     rows = []
     for row in need(result, "figures"):
         found = row["measures"]  # None where every request was aborted
@@ -175,7 +176,7 @@ def traffic_section(result: Result) -> Section:
 
 
 def plan_section(result: Result) -> Section:
-    """A row for each way, with the replicas that it takes."""
+    """A row for each configuration, with the replicas that it takes."""
     goal, traffic, curve = (need(result, name) for name in ("goal", "traffic", "curve"))
     rows = []
     for row in need(result, "rows"):

@@ -1,4 +1,4 @@
-"""Sections of what runs one request at a time: speed, ways to draft, and long contexts."""
+"""Sections of what runs one request at a time: speed, several drafters, and long contexts."""
 
 from statistics import median
 
@@ -144,7 +144,7 @@ def _rate(output: Values) -> float:
 
 
 def ways_section(result: Result) -> Section:
-    """Several ways to draft over the same prompts, by set."""
+    """Several drafting configurations over the same prompts, by set."""
     figures, settings = need(result, "figures"), need(result, "settings")
     rows, totals, bars = [], [], []
     groups = next(iter(figures.values()))
@@ -178,7 +178,7 @@ def ways_section(result: Result) -> Section:
 
 
 def _costs(result: Result) -> list[Grid]:
-    """What each way costs and what its drafter is, where a result says it."""
+    """What each configuration costs and what its drafter is, where a result says it."""
     ways = result.values.get("ways")
     if ways is None:
         return []

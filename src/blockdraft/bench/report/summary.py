@@ -91,34 +91,31 @@ def same_tokens(results: Mapping[str, Any]) -> str:
 
 def whole_table(results: Mapping[str, Any]) -> str:
     """All figures of all runs."""
-    rows = []
-    for run in results["runs"].values():
-        for row in all_rows(run):
-            without_loops = row["without_loops"]
-            left = "" if without_loops is None else str(without_loops["num_outputs"])
-            head = [row["name"], str(row["num_prompts"]), *cells(row["greedy"])]
-            tail = [f"{run['sampled_temperature']:g}", *cells(row["sampled"])]
-            rows.append([*head, left, *cells(without_loops), *tail])
-    header = ["prompts", "number", "greedy: tau", "speed-up", "of them without loops", "tau"]
-    return markdown_table([*header, "speed-up", "temperature", "sampled: tau", "speed-up"], rows)
+    return markdown_table(_HEADS, _whole_rows(results["runs"]))
+
+
+_HEADS = (
+    *("prompts", "number", "greedy: tau", "speed-up", "of them without loops", "tau", "speed-up"),
+    *("temperature", "sampled: tau", "speed-up"),
+)
+
+
+def _whole_rows(runs: Mapping[str, Run]) -> list[list[str]]:
+    return [
+        [
+            *(row["name"], str(row["num_prompts"]), *cells(row["greedy"])),
+            str((row["without_loops"] or {}).get("num_outputs", "")),
+            *cells(row["without_loops"]),
+            *(f"{run['sampled_temperature']:g}", *cells(row["sampled"])),
+        ]
+        for run in runs.values()
+        for row in all_rows(run)
+    ]
 
 
 def summary_section(result: Result) -> Section:
     """All figures of all runs, and their plot."""
     values = result.values
-    rows = [
-        [
-            f"{row['name']} ({row['num_prompts']})",
-            *cells(row["greedy"]),
-            *cells(row["without_loops"]),
-            f"{run['sampled_temperature']:g}",
-            *cells(row["sampled"]),
-        ]
-        for run in need(result, "runs").values()
-        for row in all_rows(run)
-    ]
-    heads = ["prompts", "greedy: tau", "speed-up", "without loops: tau", "speed-up"]
-    heads += ["temperature", "sampled: tau", "speed-up"]
     about = (
         f"Speed-up over {values['baseline']}; in parentheses, the 95 % bootstrap interval over the "
         "prompts."
@@ -126,7 +123,7 @@ def summary_section(result: Result) -> Section:
     return Section(
         title=str(values["about"]),
         facts=[same_tokens(values).strip()],
-        grids=[Grid("", about, heads, rows)],
+        grids=[Grid("", about, _HEADS, _whole_rows(need(result, "runs")))],
         plots={"": plot(values)},
     )
 

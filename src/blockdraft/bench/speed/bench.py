@@ -24,17 +24,17 @@ from blockdraft.text.sent_back import as_sent_back
 Decoded = TimedOutput | OutsideOutput | Failure
 Decode = Callable[[list[int], SamplingParams], Decoded]
 Samples = Mapping[str, Decoded]
-"""By way."""
+"""By configuration."""
 
 _OUTSIDE = "outside "
-"""Before the name of another engine, which may be called as a way of ours."""
+"""Before the name of another engine, which may have the name of a configuration of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One turn of a prompt, from 1, decoded in every way.
+    """One turn of a prompt, from 1, decoded in every configuration.
 
-    phases: by way, if a ledger was asked for. outside: by name of another engine.
+    phases: by configuration, if a ledger was asked for. outside: by name of another engine.
     """
 
     prompt: BenchPrompt
@@ -52,7 +52,7 @@ class Measurement:
 
     @property
     def outputs(self) -> dict[str, tuple[int, ...]]:
-        """The tokens of every way that gave some."""
+        """The tokens of every configuration that gave some."""
         ours = {"plain": self.plain, "drafted": self.drafted, "transformers": self.transformers}
         found = {name: sample.token_ids for name, sample in ours.items() if sample is not None}
         theirs = {
@@ -101,9 +101,9 @@ class SpeedBench:
         journal: SpeedJournal | None = None,
         run: int = 0,
     ) -> list[Measurement]:
-        """Measure every turn of every prompt, after a warm-up of every way with the first.
+        """Measure every turn of every prompt, after a warm-up of each configuration with the first.
 
-        A later turn follows the answers of plain decoding, in every way, without their thinking.
+        A later turn follows the answers of plain decoding everywhere, without their thinking.
         What the journal holds is not measured again. run: the number in it, from 0.
 
         Raises:
@@ -192,7 +192,7 @@ def _in_turns(
     index: int,
     meter: Meter | None,
 ) -> tuple[dict[str, Decoded], dict[str, PhaseTotals]]:
-    """One sample of each way; each is first equally often, so a slowing machine favors none."""
+    """One sample of each configuration; each is first equally often."""
     samples: dict[str, Decoded] = {}
     phases: dict[str, PhaseTotals] = {}
     for name in in_turn(list(ways), index):

@@ -123,7 +123,7 @@ def describe_output(sample: TimedOutput) -> dict[str, Any]:
     described = asdict(sample)
     del described["acceptance"]
     described["tokens_per_second"] = sample.tokens_per_second
-    if sample.acceptance.drafted:
+    if sample.acceptance.num_passes:
         described |= sample.acceptance.to_dict()
     return described
 

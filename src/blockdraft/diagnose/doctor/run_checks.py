@@ -97,16 +97,15 @@ def _tau_check(category: str, stats: AcceptanceStats, expected: object) -> Check
         return Check(name, "unknown", found)
     if not isinstance(expected, int | float) or expected <= 0:
         if tau < USELESS_TAU:
-            return Check(
-                name,
-                "out",
-                f"{tau:.2f}: almost nothing is accepted",
-                "the lines above say why, or the drafter is not one for this target",
-            )
+            remedy = "the lines above say why, or the drafter is not one for this target"
+            return Check(name, "out", f"{tau:.2f}: almost nothing is accepted", remedy)
         return Check(name, "unknown", f"{tau:.2f}; the drafter does not say what to expect")
     change = round(tau / expected - 1, 2) + 0.0  # no "-0%"
     found = f"{tau:.2f}, expected {expected:.2f} ({change:+.0%})"
     if tau < (1 - TOLERANCE) * expected:
         remedy = "fix the failed checks; if there are none, download target and drafter again"
         return Check(name, "out", found, remedy)
+    if tau < USELESS_TAU:
+        remedy = "the drafter is hardly trained: train it longer, or take another one"
+        return Check(name, "out", f"{found}: almost nothing is accepted", remedy)
     return Check(name, "ok", found)
