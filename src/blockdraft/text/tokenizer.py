@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ContextTooLong, ModelError, RequestError, reason_of
@@ -73,6 +74,7 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
         # What transformers would do at the first text. Later ones change nothing in the backend, so
         # they may come in several threads.
+        tokenizer.model_max_length = VERY_LARGE_INTEGER  # longer texts are warned of: not by us
         self.backend.no_truncation()
         self.backend.no_padding()
 
