@@ -239,6 +239,15 @@ def test_tokens_that_see_later_ones_are_refused(family: str, tmp_path: Path) -> 
         SequentialTarget(model)
 
 
+@pytest.mark.parametrize("path", [lambda model: PagedTarget(model, Pages(9)), SequentialTarget])
+def test_keys_that_the_cut_of_a_text_decides_are_refused(path: Callable[..., object]) -> None:
+    """Loops over the same layers (Dory) of which the earlier ones see keys of the last."""
+    model = tiny_target()
+    model.config.recurrent_kv_cache_mode = "last_loop"
+    with pytest.raises(ModelError, match=rf"= 'last_loop' in its config, .*; {GENERATE}, or"):
+        path(model)
+
+
 @pytest.mark.parametrize("context", [-1, 0, 15])
 def test_a_context_without_room_is_refused(context: int) -> None:
     message = f"max_position_embeddings is {context} .* 16 positions at least"
