@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
@@ -89,6 +89,25 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
                 raise ModelError(f"{path} holds {plain} twice; it is not one drafter's checkpoint")
             tensors[plain] = value
     return tensors
+
+
+def load_copies(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+) -> Callable[[Tensor | None], Tensor | None]:
+    """Give a model copies of the tensors of its checkpoint; returns what copies others like them.
+
+    Nothing is left mapped to a file that a trainer may replace. dtype: None keeps that of `fc`.
+    """
+    wanted = dtype or tensors["fc.weight"].dtype
+
+    def placed(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.to(device=device, dtype=wanted, copy=True)
+
+    model.load_state_dict({name: placed(value) for name, value in tensors.items()}, assign=True)
+    return placed
 
 
 def plain_name(name: str) -> str:
