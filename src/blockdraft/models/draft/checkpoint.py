@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from blockdraft.core.errors import ModelError
-from blockdraft.core.files import replace_file
+from blockdraft.core.files import read_json, replace_file
 from blockdraft.hub.folder import INDEX_NAME, read_index
 
 CONFIG_NAME = "config.json"
@@ -56,7 +56,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG_NAME
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except OSError as error:
         raise ModelError(
             f"cannot read {path} ({error.strerror}); a drafter is a folder with {CONFIG_NAME} and "
@@ -227,7 +227,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path} ({error}); copy it again, or delete it") from error
     if not isinstance(content, dict):
