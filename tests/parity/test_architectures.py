@@ -63,15 +63,21 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     "Afmoe": {**_EXPERTS, **_SLIDING, "num_experts": 16, "num_dense_layers": 1},
     "Apertus": {},
     "Arcee": {},
+    "AriaText": {"moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 1},
+    "Beam": {**_EXPERTS, **_SLIDING, "num_experts": 8, "n_group": 2, "topk_group": 1},
     "BioGpt": {},
     "BitNet": {},
     "CTRL": {"n_embd": 64, "n_head": 4, "n_layer": 4, "dff": 96},
     "CodeGen": {"n_embd": 64, "n_head": 4, "n_layer": 4, "rotary_dim": 8, "n_ctx": 512},
     "Gemma2": {**_SLIDING, "query_pre_attn_scalar": 16},
     "Gemma4": {**_SHARED_KV, "global_head_dim": 32},
+    "Gemma4Unified": {**_SHARED_KV, "global_head_dim": 32},
     "Cohere": {},
     "Cohere2": _SLIDING,
     "Cohere2Moe": {**_EXPERTS, **_SLIDING, "num_experts": 8},
+    "CohereCompass": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    },
     "Cwm": {**_SLIDING, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     # Latent attention: values are smaller than keys.
     "DeepseekV2": {**_EXPERTS, **_LATENT, "head_dim": 8},
@@ -85,6 +91,7 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "Emu3": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     "Ernie4_5": {},
     "Ernie4_5_Moe": {"moe_num_experts": 8, "moe_intermediate_size": 48, "moe_k": 2},
     "Exaone4": {**_SLIDING, "sliding_window_pattern": 2},
@@ -265,6 +272,7 @@ RECURRENT: Mapping[str, Mapping[str, Any]] = {
         "num_experts": 4,
         "shared_expert_intermediate_size": 48,
     },
+    "Zamba": {"n_mamba_heads": 2, "mamba_d_state": 8, "use_mamba_kernels": False},
     "Zamba2": {
         **_MAMBA2,
         "n_mamba_heads": 8,
@@ -288,6 +296,17 @@ ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
         },
         "does not tell its attention which window",
     ),
+    # Its images, which are left out, have layers of their own.
+    "Mllama": (
+        {"cross_attention_layers": [1, 3], "bos_token_id": 1, "pad_token_id": 0},
+        "layer 1 has no attention with keys and values of its own",
+    ),
+    # The decoder of an encoder-decoder alone: it counts positions by its cache.
+    "Pegasus": (
+        {"decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96},
+        "takes no position_ids",
+    ),
+    "Zamba": (RECURRENT["Zamba"], "without a cache fails"),
     "Zamba2": (RECURRENT["Zamba2"], "share an attention"),
     **{name: (RECURRENT[name], "keep a state and no keys") for name in STATES_ALONE},
 }
@@ -306,6 +325,8 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "Zaya": ({}, "return more than their output"),
     # Its layers compute a mask of their own, which no attention of ours would follow.
     "Doge": ({}, "does not run"),
+    # Its states are kept in a cache of its own, which its layers expect.
+    "xLSTM": ({"num_heads": 4}, "does not run"),
 }
 
 

@@ -1,12 +1,14 @@
 """Files that a command leaves behind."""
 
 import errno
+import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -19,6 +21,19 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 LOCK = ".lock"
 """The file in a folder that a process holds while it writes there."""
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds something else, or lists in lists without end.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 def check_output_folder(folder: Path) -> None:

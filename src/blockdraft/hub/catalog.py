@@ -1,6 +1,5 @@
 """The models and the pairs of target and drafter that are known by name."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Literal
 
 from blockdraft.core.config import DEFAULT_TARGET as DEFAULT_TARGET  # its name is known here too
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import read_json
 
 PROVENANCE_FILE = "blockdraft.json"
 """Lies in every folder that we convert, and says which catalog entry it is."""
@@ -202,7 +202,7 @@ def _hub_name(folder: Path) -> str | None:
 
 def _provenance_name(path: Path) -> str:
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["name"])
+        return str(read_json(path)["name"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"{path} is damaged ({error!r}); delete its folder and run again"

@@ -1,9 +1,10 @@
 """What a Hugging Face model folder must hold before anything is loaded from it."""
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+
+from blockdraft.core.files import read_json
 
 GGUF_NAME = "model.gguf"
 """Weights that are read as they are."""
@@ -23,7 +24,7 @@ def read_index(path: Path) -> dict[str, str]:
         OSError: the index cannot be read.
         ValueError: it is damaged.
     """
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    raw = read_json(path)
     names = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ValueError("it names no file for each tensor")

@@ -1,6 +1,5 @@
 """The config of a target, and why some models cannot be one, before anything else is loaded."""
 
-import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from blockdraft.core.errors import ModelError, reason_of
+from blockdraft.core.files import read_json
 
 _DRAFTER_KEYS = (
     *("dflash_config", "eagle_config", "speculators_model_type", "draft_vocab_size"),
@@ -54,7 +54,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedC
 def _read(path: Path) -> dict[str, Any]:
     """Empty if it cannot be read: transformers says why."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except (OSError, ValueError):
         return {}
     return raw if isinstance(raw, dict) else {}

@@ -13,6 +13,8 @@ GENERATE = "decode this one with transformers' generate"
 """The remedy for a causal LM that runs, but not so that it could draft."""
 CACHES = ("cache", "past_key_values", "cache_params")
 """How models and layers call the cache; from transformers 5.24 on all say `cache`."""
+CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)
+"""What the forward of a model raises that needs something else than it is given."""
 MIN_CONTEXT = 16
 """Tokens that the test of a target at load runs in several ways, see `target.exact`."""
 
@@ -21,9 +23,9 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
     """Refuse a model that cannot be a target.
 
     Raises:
-        ModelError: no list of decoder layers, no output head, tokens that see later ones, a layer
-            id or the context out of range, or, with `exact`, rotations that depend on the length of
-            the sequence in a way of their own.
+        ModelError: no list of decoder layers, no output head, tokens that see later ones, or keys
+            that a forward's length decides, a layer id or the context out of range, or, with
+            `exact`, rotations that depend on the length of the sequence in a way of their own.
     """
     name = type(model).__name__
     num_layers = len(decoder_layers(model))
@@ -33,6 +35,12 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
         raise ModelError(
             f"{name} has {setting} in its config, so tokens see later ones, and it cannot continue "
             "a text; use a causal LM"
+        )
+    if getattr(model.config, "recurrent_kv_cache_mode", None) == "last_loop":
+        raise ModelError(
+            f"{name} has recurrent_kv_cache_mode = 'last_loop' in its config, so the keys that a "
+            f"token sees depend on how the text was cut into forward passes; {GENERATE}, or give a "
+            "model with 'per_loop'"
         )
     wrong = [index for index in layer_ids if not 0 <= index < num_layers]
     if wrong:

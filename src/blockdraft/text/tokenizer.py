@@ -1,6 +1,5 @@
 """A target's tokenizer: text to ids, the chat template, and the ids that end an answer."""
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -10,9 +9,11 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ContextTooLong, ModelError, RequestError, reason_of
+from blockdraft.core.files import read_json
 from blockdraft.core.thinking import ALL_TAGS, THINK, Tags, ThinkingMarks
 from blockdraft.hub.model_config import code_is_needed, load_config
 from blockdraft.text.least_tokens import LeastTokens
@@ -73,6 +74,7 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
         # What transformers would do at the first text. Later ones change nothing in the backend, so
         # they may come in several threads.
+        tokenizer.model_max_length = VERY_LARGE_INTEGER  # longer texts are warned of: not by us
         self.backend.no_truncation()
         self.backend.no_padding()
 
@@ -369,7 +371,7 @@ def _processor_template(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+        template = read_json(path)["chat_template"]
         if not isinstance(template, str):
             raise ValueError("its chat_template is not text")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -392,7 +394,7 @@ def _listed_eos_ids(path: Path) -> frozenset[int]:
     if not path.is_file():
         return frozenset()
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
         value = raw.get("eos_token_id")
         if value is None and isinstance(raw.get("text_config"), dict):
             value = raw["text_config"].get("eos_token_id")

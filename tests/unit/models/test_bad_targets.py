@@ -239,6 +239,23 @@ def test_tokens_that_see_later_ones_are_refused(family: str, tmp_path: Path) -> 
         SequentialTarget(model)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_file_that_is_nested_too_deep_is_refused(name: str, tmp_path: Path) -> None:
+    folder = tiny_target_folder(tmp_path)
+    (folder / name).write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(ModelError, match=rf"cannot read .*{name}.*; copy the file again"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("path", [lambda model: PagedTarget(model, Pages(9)), SequentialTarget])
+def test_keys_that_the_cut_of_a_text_decides_are_refused(path: Callable[..., object]) -> None:
+    """Loops over the same layers (Dory) of which the earlier ones see keys of the last."""
+    model = tiny_target()
+    model.config.recurrent_kv_cache_mode = "last_loop"
+    with pytest.raises(ModelError, match=rf"= 'last_loop' in its config, .*; {GENERATE}, or"):
+        path(model)
+
+
 @pytest.mark.parametrize("context", [-1, 0, 15])
 def test_a_context_without_room_is_refused(context: int) -> None:
     message = f"max_position_embeddings is {context} .* 16 positions at least"

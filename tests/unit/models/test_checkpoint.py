@@ -223,6 +223,8 @@ def test_incomplete_and_damaged_folders(folder, tmp_path):
         ("model.safetensors", b"garbage", "cannot read"),
         ("config.json", b"{", "not valid JSON"),
         ("config.json", b"[]", "not a JSON object"),
+        ("config.json", b"[" * 100_000, "not valid JSON .*nested too deep"),
+        ("draft_vocabulary.json", b"[" * 100_000, "cannot read .*nested too deep"),
     ):
         broken = tmp_path / "broken"
         shutil.copytree(folder, broken)

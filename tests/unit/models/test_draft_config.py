@@ -162,6 +162,7 @@ def test_to_dict_reads_back_equal(changes):
         ({"nested": {"target_layer_ids": None}, "num_target_layers": None}, "neither"),
         ({"block_size": 1}, "block_size is 1"),
         ({"block_size": None}, "no block_size"),
+        ({"block_size": 10**7}, "block_size is 10000000 .* more than its 32768 positions"),
         ({"hidden_size": None}, "no hidden_size"),
         ({"num_key_value_heads": 3}, "not a multiple"),
         ({"head_dim": 15}, "even"),

@@ -193,3 +193,14 @@ def test_what_belongs_to_no_layer_is_left_out(tmp_path: Path) -> None:
     more["value_head.bias"] = torch.ones(1)
     rewrite(folder, lambda weights: {**weights, **more})
     load_target_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool], ids=str)
+def test_whole_numbers_that_stand_for_others_are_refused(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Without a scale and a method: transformers would multiply with them."""
+    folder = tiny_target_folder(tmp_path)
+    rewrite(folder, lambda weights: {**weights, f"{UP}.weight": weights[f"{UP}.weight"].to(dtype)})
+    with pytest.raises(ModelError, match=rf"holds {UP}.weight in whole numbers, .*; give the"):
+        load_target_model(folder, torch.float32)

@@ -18,3 +18,10 @@ def test_no_call_changes_what_another_thread_uses():
         found = list(pool.map(tokenizer.encode, [text] * 40))
     assert len(found[0]) > 500
     assert all(ids == found[0] for ids in found)
+
+
+def test_a_length_in_its_config_that_is_no_number_matters_to_nobody() -> None:
+    """transformers compares it with each text, to warn of longer ones."""
+    raw = tiny_tokenizer()
+    raw.model_max_length = "unlimited"
+    assert Tokenizer(raw, []).encode("the abc")

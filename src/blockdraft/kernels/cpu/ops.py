@@ -37,29 +37,29 @@ def attends_over(head_dim: int) -> bool:
 
 def rms_norm(kernels: Library, x: Tensor, norm: Norm) -> Tensor:
     """x [rows, size], normed."""
-    x, weight, size = x.contiguous(), norm.weight.contiguous(), x.shape[-1]
-    check_alike(x, weight)
-    check_sizes(weight.numel() == size > 0)
-    output = torch.empty_like(x)
-    kernels.norm(
-        IS_BFLOAT16[x.dtype], output.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(),
-        x.numel() // size, size, norm.eps, norm.rounds_first, torch.get_num_threads(),
-    )  # fmt: skip
-    return output
+    return _normed(kernels, x, None, norm)[1]
 
 
 def add_rms_norm(
     kernels: Library, x: Tensor, residual: Tensor, norm: Norm
 ) -> tuple[Tensor, Tensor]:
     """x + residual, and the norm of that; see `rms_norm`."""
-    x, residual, weight = x.contiguous(), residual.contiguous(), norm.weight.contiguous()
-    size = x.shape[-1]
-    check_alike(x, residual, weight)
-    check_sizes(residual.shape == x.shape and weight.numel() == size > 0)
-    output, total = torch.empty_like(x), torch.empty_like(x)
+    check_sizes(residual.shape == x.shape)
+    return _normed(kernels, x, residual.contiguous(), norm)
+
+
+def _normed(
+    kernels: Library, x: Tensor, residual: Tensor | None, norm: Norm
+) -> tuple[Tensor, Tensor]:
+    """What is normed, which without a residual is x, and its norm."""
+    x, weight, size = x.contiguous(), norm.weight.contiguous(), x.shape[-1]
+    check_alike(x, weight, *(() if residual is None else (residual,)))
+    check_sizes(weight.numel() == size > 0)
+    output = torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x)
     kernels.norm(
         IS_BFLOAT16[x.dtype], output.data_ptr(), total.data_ptr(), x.data_ptr(),
-        residual.data_ptr(), weight.data_ptr(), x.numel() // size, size, norm.eps,
+        _address(residual), weight.data_ptr(), x.numel() // size, size, norm.eps,
         norm.rounds_first, torch.get_num_threads(),
     )  # fmt: skip
     return total, output

@@ -13,6 +13,8 @@ GroupWeight lies in panels too, group after group, each with its scales.
 
 import ctypes
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +110,9 @@ class NativeProduct:
         return output
 
 
+P = TypeVar("P", bound=NativeProduct)
+
+
 class PackedProduct(NativeProduct):
     """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs].
 
@@ -160,10 +165,7 @@ def packed_product(
     if not step or weight.shape[1] % step:
         return None
     product = PackedProduct(kernels, step, weight, bias)
-    if not once(f"product {tuple(weight.shape)} right", lambda: _is_right(product, weight, bias)):
-        logger.warning("a matrix product by kernels is wrong on this machine: torch computes it")
-        return None
-    return product
+    return _if_right(product, "a matrix product", lambda: _is_right(product, weight, bias))
 
 
 def int8_product(
@@ -171,18 +173,11 @@ def int8_product(
 ) -> Int8Product | None:
     """The layer by kernels; None where these do not multiply such weights."""
     step: int = kernels.int8_step()
-    shape = tuple(weight.values.shape)
-    if not step or shape[1] % step:
+    if not step or weight.values.shape[1] % step:
         return None
     product = Int8Product(kernels, step, weight, bias)
-    if not once(
-        f"int8 product {shape} right", lambda: _is_exact(product, Int8Linear(weight, bias))
-    ):
-        logger.warning(
-            "an int8 matrix product by kernels is wrong on this machine: torch computes it"
-        )
-        return None
-    return product
+    expected = Int8Linear(weight, bias)
+    return _if_right(product, "an int8 matrix product", lambda: _is_exact(product, expected))
 
 
 def group_product(
@@ -191,14 +186,17 @@ def group_product(
     """The layer by kernels; None where these do not multiply such weights."""
     if not kernels.group_panel():
         return None
-    product, kind = GroupProduct(kernels, weight, bias), f"int{weight.num_bits} in groups"
-    expected = GroupLinear(weight, bias)
-    if not once(f"{kind} {tuple(weight.shape)} right", lambda: _is_exact(product, expected)):
-        logger.warning(
-            "a matrix product with %s by kernels is wrong on this machine: torch computes it", kind
-        )
-        return None
-    return product
+    product, expected = GroupProduct(kernels, weight, bias), GroupLinear(weight, bias)
+    kind = f"a matrix product with int{weight.num_bits} in groups"
+    return _if_right(product, kind, lambda: _is_exact(product, expected))
+
+
+def _if_right(product: P, kind: str, is_right: Callable[[], bool]) -> P | None:
+    """The product; None if one row of it is wrong, tried once for each kind and shape."""
+    if once(f"{kind} {tuple(product.shape)} right", is_right):
+        return product
+    logger.warning("%s by kernels is wrong on this machine: torch computes it", kind)
+    return None
 
 
 @torch.inference_mode()

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockdraft.core.errors import ModelError
-from blockdraft.core.files import replace_file
+from blockdraft.core.files import read_json, replace_file
 from blockdraft.hub.folder import INDEX_NAME, read_index
 
 CONFIG_NAME = "config.json"
@@ -56,7 +56,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG_NAME
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except OSError as error:
         raise ModelError(
             f"cannot read {path} ({error.strerror}); a drafter is a folder with {CONFIG_NAME} and "
@@ -89,6 +89,25 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
                 raise ModelError(f"{path} holds {plain} twice; it is not one drafter's checkpoint")
             tensors[plain] = value
     return tensors
+
+
+def load_copies(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+) -> Callable[[Tensor | None], Tensor | None]:
+    """Give a model copies of the tensors of its checkpoint; returns what copies others like them.
+
+    Nothing is left mapped to a file that a trainer may replace. dtype: None keeps that of `fc`.
+    """
+    wanted = dtype or tensors["fc.weight"].dtype
+
+    def placed(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.to(device=device, dtype=wanted, copy=True)
+
+    model.load_state_dict({name: placed(value) for name, value in tensors.items()}, assign=True)
+    return placed
 
 
 def plain_name(name: str) -> str:
@@ -208,7 +227,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path} ({error}); copy it again, or delete it") from error
     if not isinstance(content, dict):

@@ -232,6 +232,12 @@ def _check_sizes(config: DraftConfig) -> None:
             f"block_size is {config.block_size}; a block needs the anchor and at least one slot "
             f"to draft, so at least 2"
         )
+    if config.block_size > config.max_position_embeddings:
+        raise ModelError(
+            f"block_size is {config.block_size} in the drafter's config, which is more than its "
+            f"{config.max_position_embeddings} positions (max_position_embeddings); correct one of "
+            "them"
+        )
 
 
 def _check_pairing(config: DraftConfig) -> None:

@@ -169,21 +169,13 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     raw = published_layout(raw)
     _refuse_unsupported(raw)
     reader = Reader(raw)
-    hidden_size = reader.integer("hidden_size")
     num_layers = reader.integer("num_hidden_layers")
-    num_heads = reader.integer("num_attention_heads")
     num_target_layers = reader.optional_integer("num_target_layers")
     layer_types, sliding_window, causal = _read_attention(reader, num_layers)
     kind = _kind_of(raw)
     fields = {
-        "hidden_size": hidden_size,
-        "intermediate_size": reader.integer("intermediate_size"),
+        **read_shape(reader, raw),
         "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": reader.integer("num_key_value_heads", num_heads),
-        "head_dim": reader.integer("head_dim", hidden_size // max(num_heads, 1)),
-        "vocab_size": reader.integer("vocab_size"),
-        "target_hidden_size": reader.integer("target_hidden_size", hidden_size),
         "target_layer_ids": ()
         if kind == "diffusion"
         else _read_layer_ids(reader, num_target_layers, num_layers),
@@ -191,10 +183,6 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "block_size": reader.integer("block_size"),
         "layer_types": layer_types,
         "num_target_layers": num_target_layers,
-        "hidden_act": reader.optional_string("hidden_act"),
-        "rms_norm_eps": reader.optional_number("rms_norm_eps"),
-        "rope": read_rope(raw),
-        "max_position_embeddings": reader.optional_integer("max_position_embeddings"),
         "attention_bias": reader.optional_boolean("attention_bias"),
         "sliding_window": sliding_window,
         "causal": causal,
@@ -208,6 +196,24 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "num_denoising_steps": reader.optional_integer("num_denoising_steps"),
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def read_shape(reader: Reader, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the layers of any drafter; None for what the config may leave out, and does."""
+    hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": reader.integer("intermediate_size"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": reader.integer("num_key_value_heads", num_heads),
+        "head_dim": reader.integer("head_dim", hidden_size // max(num_heads, 1)),
+        "vocab_size": reader.integer("vocab_size"),
+        "target_hidden_size": reader.integer("target_hidden_size", hidden_size),
+        "hidden_act": reader.optional_string("hidden_act"),
+        "rms_norm_eps": reader.optional_number("rms_norm_eps"),
+        "rope": read_rope(raw),
+        "max_position_embeddings": reader.optional_integer("max_position_embeddings"),
+    }
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:

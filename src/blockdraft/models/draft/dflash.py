@@ -28,6 +28,7 @@ from blockdraft.models.draft.attention import ScoreMask
 from blockdraft.models.draft.candidate_selector import CandidateSelector, lattice_of
 from blockdraft.models.draft.checkpoint import (
     check_tensors,
+    load_copies,
     read_config,
     read_tensors,
     write_checkpoint,
@@ -181,17 +182,9 @@ class DraftModel(nn.Module):
         tensors = read_tensors(Path(folder))
         ends = take_own_ends(tensors, config, Path(folder))
         check_tensors(tensors, model.state_dict(), Path(folder))
-        dtype = dtype or tensors["fc.weight"].dtype
-
-        # Copies, so that nothing is left mapped to a file that a trainer may replace.
-        def placed(value: Tensor) -> Tensor:
-            return value.to(device=device, dtype=dtype, copy=True)
-
-        model.load_state_dict({name: placed(v) for name, v in tensors.items()}, assign=True)
-        model.own_embedding = None if ends.embedding is None else placed(ends.embedding)
-        model.own_head = None if ends.head is None else placed(ends.head)
-        mask = read_mask_embedding(Path(folder), config)
-        model.mask_embedding = None if mask is None else placed(mask)
+        placed = load_copies(model, tensors, dtype, device)
+        model.own_embedding, model.own_head = placed(ends.embedding), placed(ends.head)
+        model.mask_embedding = placed(read_mask_embedding(Path(folder), config))
         model.draft_vocabulary = ends.token_ids
         if ends.token_ids is None:
             model.draft_vocabulary = read_draft_vocabulary(Path(folder), config.vocab_size)

@@ -29,6 +29,7 @@ from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.attention import ScoreMask
 from blockdraft.models.draft.checkpoint import (
     check_tensors,
+    load_copies,
     read_config,
     read_tensors,
     write_checkpoint,
@@ -160,14 +161,7 @@ class Eagle3Model(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         check_tensors(tensors, model.state_dict(), folder)
-        dtype = dtype or tensors["fc.weight"].dtype
-
-        # Copies, so that nothing is left mapped to a file that a trainer may replace.
-        def placed(value: Tensor) -> Tensor:
-            return value.to(device=device, dtype=dtype, copy=True)
-
-        model.load_state_dict({name: placed(v) for name, v in tensors.items()}, assign=True)
-        model.own_embedding = None if embedding is None else placed(embedding)
+        model.own_embedding = load_copies(model, tensors, dtype, device)(embedding)
         model.draft_vocabulary = token_ids
         return model.eval()
 

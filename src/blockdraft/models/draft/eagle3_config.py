@@ -13,7 +13,7 @@ from typing import Any
 
 from blockdraft.core.errors import ModelError
 from blockdraft.models.draft.config import DraftConfig, check_heads, check_positive, check_rope
-from blockdraft.models.draft.config_reader import UNSUPPORTED, read_rope
+from blockdraft.models.draft.config_reader import UNSUPPORTED, read_shape
 from blockdraft.models.draft.config_values import Reader
 from blockdraft.models.draft.speculators_layout import MARK, with_defaults, zero_based
 
@@ -193,22 +193,11 @@ def _fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for `Eagle3Config`; what the config does not say is left out."""
     _refuse_unsupported(raw)
     reader = Reader(raw, "eagle_config")
-    hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    vocab_size = reader.integer("vocab_size")
+    shape = read_shape(reader, raw)
     fields = {
-        "hidden_size": hidden_size,
-        "intermediate_size": reader.integer("intermediate_size"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": reader.integer("num_key_value_heads", num_heads),
-        "head_dim": reader.integer("head_dim", hidden_size // max(num_heads, 1)),
-        "vocab_size": vocab_size,
-        "draft_vocab_size": reader.integer("draft_vocab_size", vocab_size),
-        "target_hidden_size": reader.integer("target_hidden_size", hidden_size),
+        **shape,
+        "draft_vocab_size": reader.integer("draft_vocab_size", shape["vocab_size"]),
         "target_layer_ids": _layer_ids(raw),
-        "hidden_act": reader.optional_string("hidden_act"),
-        "rms_norm_eps": reader.optional_number("rms_norm_eps"),
-        "rope": read_rope(raw),
-        "max_position_embeddings": reader.optional_integer("max_position_embeddings"),
         "norm_before_residual": reader.optional_boolean("norm_before_residual"),
         "head_norms": raw.get("model_type") == "qwen3",
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from blockdraft.core.errors import ModelError
-from blockdraft.core.files import replace_file
+from blockdraft.core.files import read_json, replace_file
 
 FILE_NAME = "draft_vocabulary.json"
 
@@ -38,7 +38,7 @@ def read_draft_vocabulary(folder: Path, vocab_size: int) -> list[int] | None:
     if not path.exists():
         return None
     try:
-        ids = json.loads(path.read_text(encoding="utf-8"))
+        ids = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path} ({error}); copy the checkpoint again") from error
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):

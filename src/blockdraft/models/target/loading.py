@@ -35,7 +35,12 @@ from blockdraft.models.supported import (
     quantization_of,
     quantized_by,
 )
-from blockdraft.models.target.stored import check_scheme, check_unpacked, unused_bias
+from blockdraft.models.target.stored import (
+    check_scheme,
+    check_unpacked,
+    unused_bias,
+    whole_number,
+)
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -168,9 +173,9 @@ def _check_weights(
 ) -> None:
     """Refuse weights that do not fill a model: transformers warns, and fills in random numbers.
 
-    Of weights that the model has no place for it warns too, and they stay unused: some folders
-    hold parts that are for training, or for images. But without its scales a weight is another,
-    and a layer without its bias computes something else.
+    It takes whole numbers as they are. Of weights that the model has no place for it warns too, and
+    they stay unused: some folders hold parts that are for training, or for images. But without its
+    scales a weight is another, and a layer without its bias computes something else.
     """
     if differing := sorted(report["mismatched_keys"]):
         name, found, expected = differing[0]
@@ -194,6 +199,11 @@ def _check_weights(
                 f"{folder} holds {name}: its weights are quantized, and {told}; give the model's "
                 "full-precision weights with --quantize"
             )
+    if method is None and (name := whole_number(folder, model)) is not None:
+        raise ModelError(
+            f"{folder} holds {name} in whole numbers, and its config.json does not say of which "
+            "values; give the model's full-precision weights"
+        )
     if (bias := unused_bias(folder, unused, model)) is not None:
         raise ModelError(
             f"{folder} holds {bias}, for which {type(model).__name__} has no place by its "

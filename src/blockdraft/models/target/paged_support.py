@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -14,7 +15,12 @@ from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.kernels.heads import stored_size
 from blockdraft.models.attention.plan import PoolNumbers
 from blockdraft.models.layers.recurrent import layers_without_keys, mixers
-from blockdraft.models.supported import CACHES, decoder_layers, varying_rope_type
+from blockdraft.models.supported import (
+    CACHES,
+    CANNOT_RUN,
+    decoder_layers,
+    varying_rope_type,
+)
 
 PROBE_ATTENTION = "blockdraft_layer_probe"
 
@@ -46,8 +52,8 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
 
     Raises:
         NotPaged: a layer that attends has no K/V of its own, or none attends; its attention needs
-            more than the paged one has; or its rotation would depend on the other sequences of a
-            forward.
+            more than the paged one has; it takes no positions; or its rotation would depend on the
+            other sequences of a forward.
         ModelError: see `mixers`.
     """
     num_layers = len(decoder_layers(model))
@@ -60,14 +66,16 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     empty = layers_without_keys(model)
     if len(empty) == num_layers:
         raise NotPaged("its layers keep a state and no keys, which pages are for")
+    # Others take any argument, and count positions from the start of the forward.
+    if "position_ids" not in signature(model.forward).parameters:
+        raise NotPaged("its forward pass takes no position_ids")
     with _probing(model):
         ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
         try:
             with torch.inference_mode():
                 model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None],
                       use_cache=False, logits_to_keep=1)  # fmt: skip
-        # What a model raises whose layers expect more of the attention, or a cache.
-        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+        except CANNOT_RUN as error:  # its layers expect more of the attention, or a cache
             if is_out_of_memory(error):
                 raise
             reason = str(error).split("\n")[0]

@@ -61,6 +61,13 @@ def check_unpacked(folder: Path, config: PretrainedConfig, model: nn.Module) -> 
                 raise ValueError(f"transformers leaves out {name}")
 
 
+def whole_number(folder: Path, model: nn.Module) -> str | None:
+    """A parameter that is stored in whole numbers, which transformers would take as such."""
+    wanted = {name for name, own in model.named_parameters() if own.is_floating_point()}
+    found = (name for name, (kind, _) in _tensors(folder) if kind.startswith(("I", "U", "BOOL")))
+    return next((name for name in found if name in wanted), None)
+
+
 def unused_bias(folder: Path, names: Iterable[str], model: nn.Module) -> str | None:
     """Of tensors that the model has no place for, one that would be added to what it computes.
 

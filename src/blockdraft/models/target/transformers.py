@@ -24,6 +24,7 @@ from blockdraft.models.layers.request_rotation import RequestRotation
 from blockdraft.models.layers.row_blocks import keep_rows_apart, keeps_any_rows
 from blockdraft.models.layers.tensors import with_fresh_strides
 from blockdraft.models.supported import (
+    CANNOT_RUN,
     GENERATE,
     check_supported,
     context_of,
@@ -168,8 +169,8 @@ class TransformersTarget:
             split = first_variant_split(lambda s: self.logits_of_split(ids[: sum(s)], s), splits)
             if split is None and not torch.equal(*self.logits_at_border(ids[:num_rows], start)):
                 split = (num_rows,)
-        # What a model that torch cannot run in this precision or on this device raises.
-        except (RuntimeError, TypeError, ValueError) as error:
+        # Such as one that torch cannot run in this precision or on this device.
+        except CANNOT_RUN as error:
             if is_out_of_memory(error):
                 raise
             reason = str(error).split("\n")[0]
