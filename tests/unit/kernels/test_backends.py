@@ -2,7 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -322,6 +325,31 @@ def test_layers_over_pages(backend: Backend, dtype: torch.dtype, visibility: Vis
 def test_a_layer_runs_whole_where_all_of_it_is_native() -> None:
     assert make_layer(native_products(torch.float32), torch.float32).whole is not None
     assert make_layer(OneDnnBackend(torch.float32), torch.float32).whole is None
+
+
+@torch.inference_mode()
+def test_a_layer_that_needs_more_memory_than_there_is_says_so() -> None:
+    num_rows, dtype = 64 * PAGE_SIZE * 8, torch.float32
+    backend, rows = native_products(dtype), torch.arange(num_rows)
+    kv = PagedKV([(KV_HEADS, HEAD_DIM)], num_rows // PAGE_SIZE, dtype=dtype, device="cpu")
+    span = Span(0, num_rows, 0, num_rows, list(range(num_rows // PAGE_SIZE)))
+    plan = AttentionPlan(backend, kv, [span], rows, 1)
+    layer, attention = make_layer(backend, dtype), LayerAttention(Scoring(0.25), Visibility())
+    inputs = draw(num_rows, SIZE, dtype=dtype), angles(num_rows, dtype)
+    with mapped_at_most(2 * inputs[0].nbytes), pytest.raises(MemoryError, match="kernel"):
+        layer.over_pages(plan, 0, attention, *inputs)
+
+
+@contextmanager
+def mapped_at_most(more: int) -> Iterator[None]:
+    """Bounds what this process may map, to what it has mapped and so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + more, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_the_rule_is_the_backends() -> None:

@@ -77,6 +77,7 @@ REFUSALS = {
     6: "there are no heads or no threads",
     7: "a key of a path lies outside of the table or of the buffer of keys and values",
 }
+_MEMORY = 8
 """Of `Refusal` in checks.h."""
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ logger = logging.getLogger(__name__)
 class Library:
     """The functions of the sources, without their prefix: `library.attend(...)`.
 
-    Those that refuse their arguments raise RuntimeError.
+    Those that refuse their arguments raise RuntimeError, or MemoryError if they need more of it.
     """
 
     def __init__(self, path: str) -> None:
@@ -133,5 +134,7 @@ def _loaded() -> Library:
 
 
 def _raise_refusal(refusal: int, *_: object) -> None:
+    if refusal == _MEMORY:
+        raise MemoryError("a kernel: out of memory")
     if refusal:
         raise RuntimeError(f"a kernel refused its arguments: {REFUSALS[refusal]}")

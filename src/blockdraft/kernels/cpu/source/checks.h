@@ -19,6 +19,7 @@ enum Refusal : int {
   kPages = 5,
   kCounts = 6,
   kPaths = 7,
+  kMemory = 8,
 };
 
 // The keys of a path up to `end` lie in the buffer.

@@ -2,6 +2,7 @@
 // behind them.
 
 #include <algorithm>
+#include <new>
 
 #include "attention.h"
 #include "checks.h"
@@ -321,7 +322,7 @@ int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Wei
                       const int64_t* wanted, int64_t num_wanted, const void* hidden,
                       const void* cosine, const void* sine,
                       const blockdraft::Pools* const* pools, const blockdraft::Head* head,
-                      const int64_t* scored, int64_t num_scored, void* logits) {
+                      const int64_t* scored, int64_t num_scored, void* logits) try {
   const blockdraft::HeadCall head_call{head, scored, head == nullptr ? 0 : num_scored, logits};
   std::vector<blockdraft::LayerCall> calls;
   calls.reserve(static_cast<size_t>(num_layers));
@@ -354,6 +355,8 @@ int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Wei
     blockdraft::run_all(calls, head_call, static_cast<const float*>(cosine),
                         static_cast<const float*>(sine));
   return blockdraft::kNone;
+} catch (const std::bad_alloc&) {  // of what is taken before threads begin, which is nearly all
+  return blockdraft::kMemory;
 }
 
 // One of them.
