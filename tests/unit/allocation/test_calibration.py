@@ -74,6 +74,20 @@ def test_a_drafter_that_changes_is_followed():
     assert error(judged(calibration, lambda belief: belief, luck, 1500)) < 0.05
 
 
+@pytest.mark.parametrize("belief", [0.5, 0.9, 1.0])
+def test_a_drafter_that_always_believes_the_same_is_followed_too(belief):
+    """As lookup does where matches are long: nothing tells scale and bias apart."""
+    calibration = Calibration()
+    for request in range(400):
+        for kept in ([0], [0], [0], [0], []) * 10:
+            calibration.record(request, chain([belief]), kept, sampled=False)
+    assert conditional(calibration, belief, key=-1) == pytest.approx(0.8, abs=0.03)
+    for request in range(400, 440):
+        for _ in range(50):
+            calibration.record(request, chain([belief]), [], sampled=False)
+    assert conditional(calibration, belief, key=-1) < 0.2
+
+
 def test_certainty_that_is_always_wrong_is_mended_in_a_few_verdicts():
     calibration, proposal = Calibration(), Proposal.chain([1, 2], "sim")
     assert calibration.probabilities(0, proposal, sampled=False)[0] > 0.99
