@@ -23,7 +23,7 @@ class Account:
 
     A drafted step books its seconds less those that plain decoding takes for as many tokens. So
     over any time drafting loses at most a share of that time and the credit at its start, however
-    wrong the predictions are.
+    wrong the predictions are, and what single steps lose beyond _MOST_DEBT.
     """
 
     def __init__(self) -> None:

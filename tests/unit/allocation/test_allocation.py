@@ -284,10 +284,15 @@ def test_a_gain_of_a_few_percent_is_found_and_kept():
 def test_a_drafter_that_becomes_good_is_taken_up_again():
     rates = lambda key, now: (0.8,) * 5 if now > 8 else (0.0,) * 5  # noqa: E731
     for believed in (lambda rate: rate, sure):
-        result = simulate(best_rate(CPU), CPU, Text(rates, believed=believed), 1, seconds=24)
+        text = Text(rates, believed=believed)
+        # By chance it takes a few seconds more or less.
+        done = mean(
+            simulate(best_rate(CPU), CPU, text, 1, seconds=24, seed=seed).plain_seconds
+            for seed in range(4)
+        )
         # Plain until then, and at the ratio of a drafter that was always good afterwards.
         ideal = 8 + 16 / all_over_plain(CPU, always(*[0.8] * 5), 1, 5)
-        assert result.plain_seconds > 0.85 * ideal
+        assert done > 0.85 * ideal
 
 
 def test_a_text_that_turns_good_early_is_noticed_in_a_few_dozen_steps():
