@@ -354,6 +354,30 @@ def test_one_step_in_64_is_plain():
     assert settled.count(False) == 20
 
 
+def test_no_step_with_prompt_rows_is_plain_for_control():
+    """It would teach nothing."""
+    policy, row, drafted = best_rate(CPU), make_row(0, 5), []
+    for num_prompt_tokens in (*[100] * 30, *[0] * 3, 100):
+        limited(policy, [row], num_prompt_tokens)
+        (chosen,) = policy.choose([row], [Proposal.chain([1] * 5, KIND, [0.9] * 5)])
+        drafted.append(len(chosen) > 0)
+        seconds = {"forward": CPU.forward(1 + len(chosen)), "draft": CPU.draft(6) * drafted[-1]}
+        policy.record([Outcome(row, chosen, range(len(chosen)))], seconds)
+    assert drafted == [True] * 30 + [False] * 2 + [True] * 2
+
+
+def test_the_plain_step_that_is_learned_from_waits_for_one_without_prompt_rows():
+    policy, row, drafted = best_rate(CPU), make_row(0, 5), []
+    for num_prompt_tokens in (*[0] * 5, 100, 0, 0, 0):
+        limited(policy, [row], num_prompt_tokens)
+        (chosen,) = policy.choose([row], [Proposal.chain([1] * 5, KIND, [0.9] * 5)])
+        drafted.append(len(chosen) > 0)
+        seconds = {"forward": CPU.forward(1 + len(chosen)), "draft": CPU.draft(6) * drafted[-1]}
+        policy.record([Outcome(row, chosen, range(len(chosen)))], seconds)
+    # After four drafts the first plain step shows their aftermath; the next one has prompt rows.
+    assert drafted == [True] * 4 + [False, True, False, False, True]
+
+
 def test_a_long_prompt_is_not_projected_for_a_few_tokens():
     row = make_row(0, 5)
     for lag, expected in ((100_000, 0), (100, 5)):  # two seconds, and two milliseconds
