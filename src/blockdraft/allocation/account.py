@@ -68,6 +68,10 @@ class Account:
         """True if the next step should be plain."""
         return self._num_drafted >= self._control_after
 
+    def control_soon(self) -> None:
+        """What plain decoding costs has changed: plain steps are as frequent again as at first."""
+        self._control_after = _FIRST_CONTROL
+
     def count(self, *, drafted: bool, is_control: bool) -> None:
         """A step has ended. is_control: the cost of a plain step is learned from it."""
         if is_control and self.wants_control:

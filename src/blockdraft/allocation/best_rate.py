@@ -228,7 +228,9 @@ class BestRate:
             most = _LARGEST_AFTERMATH * expected
             self.account.book(min(max(seconds - expected, -most), most))
         elif not step.decision.is_idle or self._num_steps % _IDLE_STEPS == 0:
-            self._costs.record_plain(step.prices.num_sequences, step.prices.num_keys, seconds)
+            num, num_keys = step.prices.num_sequences, step.prices.num_keys
+            if self._costs.record_plain(num, num_keys, seconds):
+                self.account.control_soon()
 
     def _record_unverified(self, step: _Step, outcomes: Sequence[Outcome]) -> None:
         """Learn from the tokens of a plain step, or what is not verified is never learned."""

@@ -15,6 +15,10 @@ _LARGEST_SURPRISE, _MOST_SURPRISE = 0.25, 4.0
 """A measurement counts as at most _LARGEST_SURPRISE off, relatively: one outlier moves little. One
 right behind others that were off to the same side is hardly an outlier: it counts as at most twice
 as much as the one before, up to _MOST_SURPRISE."""
+_NOISE = 0.1
+"""Where two plain steps between others are off by more to the same side, what was known of them
+counts half. They are few, so their cost would be learned slowly, and meanwhile that of candidates
+would be taken for theirs: drafting could lose for minutes."""
 _LEVEL_GAIN = 0.04
 """Share of a surprise by which all costs of a curve move: a busier machine, longer contexts."""
 _FIRST_PLAIN = 8
@@ -92,6 +96,10 @@ class CostCurve:
     def move_level(self, surprise: float) -> None:
         """Follow a measurement that was off by this share of what was expected."""
         self.level *= 1 + _LEVEL_GAIN * surprise
+
+    def doubt(self) -> None:
+        """Let all that was learned of the shape count half."""
+        self._weights = [max(weight / 2, _SMALLEST_WEIGHT) for weight in self._weights]
 
     def fade(self) -> None:
         """Move back a little to what was measured at first, since nothing was measured lately."""
@@ -176,7 +184,8 @@ class StepCosts:
         )
         self._forward = CostCurve(forward_points)
         self._plain = CostCurve(_continued(plain_points, forward_points, self._forward))
-        self._num_plain = 0
+        self._num_plain, self._last_off = 0, 1.0
+        self._is_behind_forwards = False
         self._draft = CostCurve(draft_points)
         self._project = CostCurve(project_points) if project_points else None
         self._key_costs = key_costs
@@ -220,9 +229,19 @@ class StepCosts:
             return 0.0
         return self._forward.level * self._project.at(num_tokens)
 
-    def record_plain(self, num_sequences: int, num_keys: int, seconds: float) -> None:
-        """Learn from a step that drafted nothing."""
+    def record_plain(self, num_sequences: int, num_keys: int, seconds: float) -> bool:
+        """Learn from a step that drafted nothing; returns if others no longer tell what it costs.
+
+        These are the steps with candidates since the last one without.
+        """
         off = seconds / self.plain(num_sequences, num_keys)
+        pair = off, self._last_off
+        self._last_off = off
+        is_off = min(pair) > 1 + _NOISE or max(pair) < 1 - _NOISE
+        # Where no others come between, it may as well be the machine.
+        has_changed, self._is_behind_forwards = is_off and self._is_behind_forwards, False
+        if has_changed:
+            self._plain.doubt()
         surprise = self._plain.record_shape(num_sequences, off * self._plain.at(num_sequences))
         self._num_plain += 1
         if self._num_plain % _FADE_STEPS == 0:
@@ -235,11 +254,13 @@ class StepCosts:
         if self._num_plain <= _FIRST_PLAIN:
             self._plain.level *= 1 + surprise / (1 + self._num_plain)
         self._forward.move_level(surprise)
+        return has_changed
 
     def record_forward(
         self, num_sequences: int, num_rows: int, expected: float, seconds: float
     ) -> None:
         """Learn from the target's part of a step with drafts that should have taken `expected`."""
+        self._is_behind_forwards = True
         found = seconds / expected * self._forward.at(num_rows)
         self._forward.record(num_rows, found, above=num_sequences)
 

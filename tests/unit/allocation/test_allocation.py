@@ -330,6 +330,34 @@ def test_another_load_of_the_machine_changes_little(slower):
     assert result.over_plain < 0.76
 
 
+def test_candidates_that_have_become_dear_do_not_make_plain_steps_seem_dear():
+    """From the 40th second on each row takes a third of a plain step, and nothing pays any more."""
+    policy = best_rate(CPU)
+    simulate(policy, CPU, always(*[0.6] * 5), 1, seconds=40)
+    dear = Machine(row=0.006)
+    simulate(policy, dear, always(*[0.6] * 5), 1, seconds=30)
+    assert policy._costs.plain(1) == pytest.approx(dear.base, rel=0.06)
+    settled = simulate(policy, dear, always(*[0.6] * 5), 1, seconds=20)
+    assert settled.over_plain < 1.05
+
+
+def test_plain_steps_are_frequent_again_once_their_cost_has_changed():
+    account = Account()
+    account.open_step(0.01)
+
+    def drafts_until_control() -> int:
+        num = 0
+        while not account.wants_control:
+            account.count(drafted=True, is_control=False)
+            num += 1
+        account.count(drafted=False, is_control=True)
+        return num
+
+    assert [drafts_until_control() for _ in range(7)] == [4, 8, 16, 32, 64, 126, 126]
+    account.control_soon()
+    assert [drafts_until_control() for _ in range(2)] == [4, 8]
+
+
 def test_sequences_are_tried_in_turns():
     machine = Machine(project_row=1e-7)
     result = simulate(best_rate(machine), machine, always(*[0.0] * 5), 4, seconds=20)

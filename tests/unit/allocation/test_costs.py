@@ -144,6 +144,26 @@ def test_plain_steps_that_were_measured_wrongly_are_known_after_a_few():
     assert costs.forward(1) > 0.95 * 0.016  # which nobody has measured since
 
 
+def test_plain_steps_between_others_that_have_changed_are_noticed_at_the_second_one():
+    costs = make_costs()
+
+    def changed(seconds: float) -> bool:
+        forwarded(costs, 6, costs.forward(6))
+        return costs.record_plain(1, 0, seconds)
+
+    assert not any(changed(0.016) for _ in range(100))
+    # Outliers, alone or to both sides.
+    assert not any(map(changed, (0.5, 0.001, 0.016, 0.5, 0.016)))
+    before = costs.forward(6)
+    assert [changed(0.012) for _ in range(3)] == [False, True, True]
+    for _ in range(7):
+        changed(0.012)
+    assert costs.plain(1) == pytest.approx(0.012, rel=0.1)
+    assert costs.forward(6) > 0.85 * before
+    # Where nothing comes between, it may be the machine.
+    assert not any(costs.record_plain(1, 0, 0.03) for _ in range(5))
+
+
 def test_one_outlier_moves_a_cost_by_a_few_percent_at_most():
     costs = make_costs()
     before = costs.forward(6), costs.draft(6)
