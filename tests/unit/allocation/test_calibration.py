@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from blockdraft.allocation.calibration import Calibration, Line, logit
+from blockdraft.allocation.calibration import Calibration, Line, Offset, logit
 from blockdraft.core.plan import ROOT, Proposal, Tree
 
 
@@ -162,6 +162,16 @@ def test_no_history_breaks_it(seed):
 @pytest.mark.parametrize("probability", [math.nan, math.inf, -math.inf, -1.0, 0.0, 1.0, 2.0])
 def test_logits_are_in_bounds(probability):
     assert -6.0 <= logit(probability) <= 6.0
+
+
+def test_a_request_is_at_most_so_much_better_than_others():
+    offset = Offset()
+    for chance in (0.01, 0.5) * 200:
+        offset.record(True, chance)
+    assert offset.value == 2.0
+    for chance in (0.99, 0.5) * 400:
+        offset.record(False, chance)
+    assert offset.value == -2.0
 
 
 def test_a_line_believes_the_drafter_at_first():

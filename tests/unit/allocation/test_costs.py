@@ -322,6 +322,32 @@ def test_what_slows_target_and_drafter_alike_is_the_machine():
         assert costs.record_slowdown(1.25, 5.0) == 1.25
 
 
+def test_a_machine_counts_as_at_most_four_times_slower_at_once():
+    costs = make_costs()
+    before = costs.plain(1)
+    assert costs.record_slowdown(1000.0, 2000.0) == 4.0
+    assert costs.plain(1) == pytest.approx(4**0.25 * before)
+    assert costs.record_slowdown(0.001, 0.002) == 0.25
+    assert costs.plain(1) == pytest.approx(before)
+
+
+def test_keys_follow_what_the_first_plain_steps_correct():
+    costs = StepCosts(FORWARD, FORWARD, [(6, 0.006)], [], KeyCosts(1e-5))
+    for _ in range(8):
+        costs.record_plain(1, 0, 0.8 * 0.016)
+    ratio = costs.plain(1, 1000) / costs.plain(1)
+    assert ratio == pytest.approx(0.026 / 0.016, rel=0.04)
+
+
+def test_a_block_goes_one_deeper_than_pays_and_a_draft_by_level_does_not():
+    """Not all of a draft is verified, and one depth more is no forward more."""
+    flat, survival = [(1, 0.02), (64, 0.02)], [0.9, 0.1, 0.01, 0.001]
+    block = StepCosts(flat, flat, [(2, 0.0001), (64, 0.3)])
+    level = StepCosts(flat, flat, [(1, 0.005)], drafts_by_level=True)
+    depths = [StepPrices(costs, 1, 0, 0).best_depth(survival, 1) for costs in (block, level)]
+    assert depths == [2, 1]
+
+
 def test_a_drafter_that_runs_for_each_depth_is_priced_by_depth() -> None:
     """Twice as deep takes twice as long, and what one depth was measured at serves all."""
     costs = StepCosts(FORWARD, FORWARD, [(1, 0.002), (8, 0.004)], drafts_by_level=True)
