@@ -230,15 +230,15 @@ class StepCosts:
         return self._forward.level * self._project.at(num_tokens)
 
     def record_plain(self, num_sequences: int, num_keys: int, seconds: float) -> bool:
-        """Learn from a step that drafted nothing; returns if others no longer tell what it costs.
+        """Learn from a step that drafted nothing; returns whether its cost seems to have changed.
 
-        These are the steps with candidates since the last one without.
+        True only where steps with candidates came between, so that few such steps are measured.
         """
         off = seconds / self.plain(num_sequences, num_keys)
         pair = off, self._last_off
         self._last_off = off
         is_off = min(pair) > 1 + _NOISE or max(pair) < 1 - _NOISE
-        # Where no others come between, it may as well be the machine.
+        # Where nothing comes between, many are measured, and it may as well be the machine.
         has_changed, self._is_behind_forwards = is_off and self._is_behind_forwards, False
         if has_changed:
             self._plain.doubt()

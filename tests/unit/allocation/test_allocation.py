@@ -558,6 +558,15 @@ def test_the_account_allows_a_share_of_the_time_and_no_more():
     assert not account.allows_try(0.0)
 
 
+def test_a_try_is_allowed_from_the_credit_on_that_it_is_said_to_need():
+    account = Account()
+    account.open_step(0.01)
+    account.credit = account.credit_for_try(0.004)
+    assert account.allows_try(0.004)
+    account.book(1e-6)
+    assert not account.allows_try(0.004)
+
+
 def test_a_moment_in_which_the_machine_stood_still_is_paid_back_soon():
     account = Account()
     account.open_step(0.01)
