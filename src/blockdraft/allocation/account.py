@@ -23,7 +23,7 @@ class Account:
 
     A drafted step books its seconds less those that plain decoding takes for as many tokens. So
     over any time drafting loses at most a share of that time and the credit at its start, however
-    wrong the predictions are.
+    wrong the predictions are, and what single steps lose beyond _MOST_DEBT.
     """
 
     def __init__(self) -> None:
@@ -67,6 +67,10 @@ class Account:
     def wants_control(self) -> bool:
         """True if the next step should be plain."""
         return self._num_drafted >= self._control_after
+
+    def control_soon(self) -> None:
+        """What plain decoding costs has changed: plain steps are as frequent again as at first."""
+        self._control_after = _FIRST_CONTROL
 
     def count(self, *, drafted: bool, is_control: bool) -> None:
         """A step has ended. is_control: the cost of a plain step is learned from it."""

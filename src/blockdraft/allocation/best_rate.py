@@ -119,7 +119,7 @@ class BestRate:
         decision = IDLE
         if may_lose or has_free:
             decision = self._model.decide(rows, self._num_steps, prices, known)
-        is_plain = self.account.wants_control or not may_lose
+        is_plain = not may_lose or (self.account.wants_control and prices.shows_plain_cost)
         self._step = _Step(prices, known, decision, is_plain)
         if decision.offer is None:
             return [row.limited(0) for row in rows]
@@ -219,16 +219,18 @@ class BestRate:
 
     def _record_plain(self, step: _Step, seconds: float, behind_drafts: bool) -> None:
         expected = step.prices.plain_seconds
-        self.account.count(drafted=False, is_control=not behind_drafts)
-        # Prompt tokens cost otherwise: only the last one goes through the head.
-        if step.prices.num_prompt_tokens:
+        is_control = step.prices.shows_plain_cost and not behind_drafts
+        self.account.count(drafted=False, is_control=is_control)
+        if not step.prices.shows_plain_cost:
             return
         if behind_drafts:
             # It is slower, since the drafter's weights need room in the processor's cache too.
             most = _LARGEST_AFTERMATH * expected
             self.account.book(min(max(seconds - expected, -most), most))
         elif not step.decision.is_idle or self._num_steps % _IDLE_STEPS == 0:
-            self._costs.record_plain(step.prices.num_sequences, step.prices.num_keys, seconds)
+            num, num_keys = step.prices.num_sequences, step.prices.num_keys
+            if self._costs.record_plain(num, num_keys, seconds):
+                self.account.control_soon()
 
     def _record_unverified(self, step: _Step, outcomes: Sequence[Outcome]) -> None:
         """Learn from the tokens of a plain step, or what is not verified is never learned."""

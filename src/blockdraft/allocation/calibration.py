@@ -36,14 +36,19 @@ Key = tuple[str, int, bool]
 
 
 class Line:
-    """A logistic line, learned verdict by verdict (an extended Kalman filter of two numbers)."""
+    """A logistic line, learned verdict by verdict (recursive least squares, linearized).
 
-    __slots__ = ("_bias_variance", "_covariance", "_scale_variance", "bias", "scale")
+    What is known of scale and bias is kept as information, the inverse of their covariance: what
+    verdicts told, which fades, and what was known at the start, which does not. So it is bounded,
+    also where a drafter always believes the same, which tells little of scale and bias apart.
+    """
+
+    __slots__ = ("_cross", "_of_bias", "_of_scale", "bias", "scale")
 
     def __init__(self) -> None:
         self.scale, self.bias = 1.0, 0.0
-        self._scale_variance, self._bias_variance = _SCALE_VARIANCE, _BIAS_VARIANCE
-        self._covariance = 0.0
+        self._of_scale, self._of_bias = 1 / _SCALE_VARIANCE, 1 / _BIAS_VARIANCE
+        self._cross = 0.0
 
     def at(self, belief: float) -> float:
         """The corrected logit of a logit."""
@@ -51,33 +56,26 @@ class Line:
 
     def record(self, belief: float, kept: bool, chance: float) -> None:
         """Learn from one verdict about a node that was believed to be kept with `chance`."""
-        # The covariances of scale and bias with the corrected logit, and its variance.
-        of_scale = self._scale_variance * belief + self._covariance
-        of_bias = self._covariance * belief + self._bias_variance
-        variance = of_scale * belief + of_bias
         weight = chance * (1 - chance)
-        change = (kept - chance) / (1 + weight * variance)
+        self._of_scale = _faded(self._of_scale, 1 / _SCALE_VARIANCE) + weight * belief * belief
+        self._of_bias = _faded(self._of_bias, 1 / _BIAS_VARIANCE) + weight
+        self._cross = _faded(self._cross, 0.0) + weight * belief
+        # The covariances of scale and bias with the corrected logit, and its variance.
+        determinant = self._of_scale * self._of_bias - self._cross * self._cross
+        with_scale = (self._of_bias * belief - self._cross) / determinant
+        with_bias = (self._of_scale - self._cross * belief) / determinant
+        variance = with_scale * belief + with_bias
+        change = kept - chance
         change = min(max(change, -_LARGEST_CHANGE / variance), _LARGEST_CHANGE / variance)
-        self.scale += of_scale * change
-        self.bias += of_bias * change
+        self.scale += with_scale * change
+        self.bias += with_bias * change
         self.scale = min(max(self.scale, _SMALLEST_SCALE), _LARGEST_SCALE)
         self.bias = min(max(self.bias, -_LARGEST_BIAS), _LARGEST_BIAS)
-        less = weight / (1 + weight * variance)
-        self._scale_variance -= less * of_scale * of_scale
-        self._covariance -= less * of_scale * of_bias
-        self._bias_variance -= less * of_bias * of_bias
-        self._forget()
 
-    def _forget(self) -> None:
-        """Trust earlier verdicts a little less: variances grow, up to those of the start."""
-        grown = min(
-            1 / _KEPT,
-            _SCALE_VARIANCE / max(self._scale_variance, 1e-12),
-            _BIAS_VARIANCE / max(self._bias_variance, 1e-12),
-        )
-        self._scale_variance *= grown
-        self._covariance *= grown
-        self._bias_variance *= grown
+
+def _faded(information: float, first: float) -> float:
+    """What earlier verdicts told counts a little less; what was known at the start does not."""
+    return first + _KEPT * (information - first)
 
 
 class Offset:

@@ -4,14 +4,21 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log
 
 import numpy as np
 
 _KNOTS = sorted(float(m << e) for m in (1, 3) for e in range(14))
 """1, 2, 3, 4, 6, 8, 12 ... 24,576: sizes at which a cost is kept; between them it is a line."""
 
-_LARGEST_SURPRISE = 0.25
-"""A measurement counts as at most this much off, relatively: one outlier moves little."""
+_LARGEST_SURPRISE, _MOST_SURPRISE = 0.25, 4.0
+"""A measurement counts as at most _LARGEST_SURPRISE off, relatively: one outlier moves little. One
+right behind others that were off to the same side is hardly an outlier: it counts as at most twice
+as much as the one before, up to _MOST_SURPRISE."""
+_NOISE = 0.1
+"""Where two plain steps between others are off by more to the same side, what was known of them
+counts half. They are few, so their cost would be learned slowly, and meanwhile that of candidates
+would be taken for theirs: drafting could lose for minutes."""
 _LEVEL_GAIN = 0.04
 """Share of a surprise by which all costs of a curve move: a busier machine, longer contexts."""
 _FIRST_PLAIN = 8
@@ -21,6 +28,14 @@ _SLOWDOWN_GAIN, _MOST_SLOWER = 0.25, 4.0
 measurement counts as at most _MOST_SLOWER times slower."""
 _LEAST_SLOWER = 1.2
 """If both are slower by less, it may be noise, or costs may have been measured wrongly."""
+_HOLD = 1 / 100
+"""With each surprise a knot is pulled to the cost measured at load, by this share of its distance
+(a logarithm). Without it the level could rise for ever and the knots that are met fall with it,
+since no cost that is met changes by that; the others would follow the level."""
+_FADE_STEPS, _FADE = 64, 1 / 64
+"""After so many plain steps all that drafts cost moves back to what was measured at load, by this
+share of its distance (a logarithm). Drafts that were dear for a while are not made, so nothing else
+would show that they no longer are; in 4,096 plain steps two thirds of it are forgotten."""
 _SMALLEST_WEIGHT = 4.0
 """The cost at a knot counts as so many measurements at first, and when none was near it lately."""
 _KEPT_WEIGHT = 1 - 1 / 64
@@ -40,14 +55,16 @@ class CostCurve:
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
         self.level = 1.0
-        self._seconds = _through(sorted(points))
         self._weights = [_SMALLEST_WEIGHT] * len(_KNOTS)
-        self._monotone = _isotonic(self._seconds, self._weights)
+        self._seconds = _isotonic(_through(sorted(points)), self._weights)
+        self._measured = tuple(self._seconds)
+        # Of the next surprise, if it goes to the same side as the last one.
+        self._bound, self._is_above = _LARGEST_SURPRISE, False
 
     def at(self, size: float) -> float:
         """Seconds for a positive size."""
         left, share = _place(size)
-        low, high = self._monotone[left : left + 2]
+        low, high = self._seconds[left : left + 2]
         return self.level * (low + share * (high - low))
 
     def over(self, sizes: range) -> list[float]:
@@ -57,7 +74,7 @@ class CostCurve:
             first = sizes[len(found)]
             left, _ = _place(first)
             begin, end = _KNOTS[left : left + 2]
-            low, high = self._monotone[left : left + 2]
+            low, high = self._seconds[left : left + 2]
             slope = self.level * (high - low) / (end - begin)
             start = self.level * low - slope * begin
             if first > end:
@@ -80,6 +97,15 @@ class CostCurve:
         """Follow a measurement that was off by this share of what was expected."""
         self.level *= 1 + _LEVEL_GAIN * surprise
 
+    def doubt(self) -> None:
+        """Let all that was learned of the shape count half."""
+        self._weights = [max(weight / 2, _SMALLEST_WEIGHT) for weight in self._weights]
+
+    def fade(self) -> None:
+        """Move back a little to what was measured at first, since nothing was measured lately."""
+        pairs = zip(self._seconds, self._measured, strict=True)
+        self._seconds = [own * (first / own) ** _FADE for own, first in pairs]
+
     def _known(self, size: float) -> float:
         """From 0 for sizes that were never met, or not lately, to 1."""
         left, share = _place(size)
@@ -93,14 +119,23 @@ class CostCurve:
         above: a smaller size, if only what is beyond it was measured. No knot up to it moves.
         """
         # After every step of the engine, and right behind a forward: cheap, so no arrays.
-        surprise = seconds / self.at(size) - 1
-        surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        surprise = self._bounded(seconds / self.at(size) - 1)
         self._weights = [max(weight * _KEPT_WEIGHT, _SMALLEST_WEIGHT) for weight in self._weights]
         for knot, share in _shares(size, above):
-            self._seconds[knot] *= 1 + share * surprise / self._weights[knot]
+            pull = _HOLD * log(self._measured[knot] / self._seconds[knot])
+            self._seconds[knot] *= 1 + share * (surprise + pull) / self._weights[knot]
             self._weights[knot] += share
-        self._monotone = _isotonic(self._seconds, self._weights)
+        self._seconds = _isotonic(self._seconds, self._weights)
         return surprise
+
+    def _bounded(self, surprise: float) -> float:
+        """A surprise in the bounds of an outlier, or in wider ones if it is not the first."""
+        is_above = surprise > 0
+        bound = self._bound if is_above == self._is_above else _LARGEST_SURPRISE
+        is_off = abs(surprise) > _LARGEST_SURPRISE
+        self._bound = min(2 * bound, _MOST_SURPRISE) if is_off else _LARGEST_SURPRISE
+        self._is_above = is_above
+        return min(max(surprise, -bound), bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +184,8 @@ class StepCosts:
         )
         self._forward = CostCurve(forward_points)
         self._plain = CostCurve(_continued(plain_points, forward_points, self._forward))
-        self._num_plain = 0
+        self._num_plain, self._last_off = 0, 1.0
+        self._is_behind_forwards = False
         self._draft = CostCurve(draft_points)
         self._project = CostCurve(project_points) if project_points else None
         self._key_costs = key_costs
@@ -193,19 +229,38 @@ class StepCosts:
             return 0.0
         return self._forward.level * self._project.at(num_tokens)
 
-    def record_plain(self, num_sequences: int, num_keys: int, seconds: float) -> None:
-        """Learn from a step that drafted nothing."""
+    def record_plain(self, num_sequences: int, num_keys: int, seconds: float) -> bool:
+        """Learn from a step that drafted nothing; returns whether its cost seems to have changed.
+
+        True only where steps with candidates came between, so that few such steps are measured.
+        """
         off = seconds / self.plain(num_sequences, num_keys)
+        pair = off, self._last_off
+        self._last_off = off
+        is_off = min(pair) > 1 + _NOISE or max(pair) < 1 - _NOISE
+        # Where nothing comes between, many are measured, and it may as well be the machine.
+        has_changed, self._is_behind_forwards = is_off and self._is_behind_forwards, False
+        if has_changed:
+            self._plain.doubt()
         surprise = self._plain.record_shape(num_sequences, off * self._plain.at(num_sequences))
         self._num_plain += 1
+        if self._num_plain % _FADE_STEPS == 0:
+            self._forward.fade()
+            self._draft.fade()
+            self._draft.level **= 1 - _FADE
+            if self._project is not None:
+                self._project.fade()
+                self._project.level **= 1 - _FADE
         if self._num_plain <= _FIRST_PLAIN:
             self._plain.level *= 1 + surprise / (1 + self._num_plain)
         self._forward.move_level(surprise)
+        return has_changed
 
     def record_forward(
         self, num_sequences: int, num_rows: int, expected: float, seconds: float
     ) -> None:
         """Learn from the target's part of a step with drafts that should have taken `expected`."""
+        self._is_behind_forwards = True
         found = seconds / expected * self._forward.at(num_rows)
         self._forward.record(num_rows, found, above=num_sequences)
 

@@ -116,7 +116,7 @@ class ModelDrafts:
         able = self._able(rows)
         if not able or self._is_resting(len(able)):
             return IDLE
-        if self._account.wants_control:
+        if self._account.wants_control and prices.shows_plain_cost:
             return NOBODY
         decision = self._weighed(able, prices, free)
         if decision.offer is not None:

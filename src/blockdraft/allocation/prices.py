@@ -53,6 +53,14 @@ class StepPrices:
         self._forward_of_rows = costs.forward(num_sequences + num_prompt_tokens)
 
     @property
+    def shows_plain_cost(self) -> bool:
+        """True if the cost of plain decoding can be learned from this step, if it is plain.
+
+        Prompt tokens cost otherwise: only the last one goes through the head.
+        """
+        return self.num_prompt_tokens == 0
+
+    @property
     def plain_rate(self) -> float:
         """Tokens per second of a step without candidates."""
         return self.num_sequences / self.plain_seconds

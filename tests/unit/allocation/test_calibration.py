@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from blockdraft.allocation.calibration import Calibration, Line, logit
+from blockdraft.allocation.calibration import Calibration, Line, Offset, logit
 from blockdraft.core.plan import ROOT, Proposal, Tree
 
 
@@ -72,6 +72,20 @@ def test_a_drafter_that_changes_is_followed():
     judged(calibration, lambda belief: belief**4, luck, 3000)
     judged(calibration, lambda belief: belief, luck, 1500)
     assert error(judged(calibration, lambda belief: belief, luck, 1500)) < 0.05
+
+
+@pytest.mark.parametrize("belief", [0.5, 0.9, 1.0])
+def test_a_drafter_that_always_believes_the_same_is_followed_too(belief):
+    """As lookup does where matches are long: nothing tells scale and bias apart."""
+    calibration = Calibration()
+    for request in range(400):
+        for kept in ([0], [0], [0], [0], []) * 10:
+            calibration.record(request, chain([belief]), kept, sampled=False)
+    assert conditional(calibration, belief, key=-1) == pytest.approx(0.8, abs=0.03)
+    for request in range(400, 440):
+        for _ in range(50):
+            calibration.record(request, chain([belief]), [], sampled=False)
+    assert conditional(calibration, belief, key=-1) < 0.2
 
 
 def test_certainty_that_is_always_wrong_is_mended_in_a_few_verdicts():
@@ -148,6 +162,16 @@ def test_no_history_breaks_it(seed):
 @pytest.mark.parametrize("probability", [math.nan, math.inf, -math.inf, -1.0, 0.0, 1.0, 2.0])
 def test_logits_are_in_bounds(probability):
     assert -6.0 <= logit(probability) <= 6.0
+
+
+def test_a_request_is_at_most_so_much_better_than_others():
+    offset = Offset()
+    for chance in (0.01, 0.5) * 200:
+        offset.record(True, chance)
+    assert offset.value == 2.0
+    for chance in (0.99, 0.5) * 400:
+        offset.record(False, chance)
+    assert offset.value == -2.0
 
 
 def test_a_line_believes_the_drafter_at_first():

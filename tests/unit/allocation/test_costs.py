@@ -112,6 +112,23 @@ def test_a_size_that_was_not_met_for_long_is_learned_anew_quickly():
     assert curve.at(1) == pytest.approx(0.013, rel=0.06)
 
 
+@pytest.mark.parametrize("truth", [(0.02, 0.02), (0.02, 0.017)], ids=["flat", "falling"])
+def test_costs_of_small_sizes_that_do_not_rise_leave_others_and_the_next_machine_alone(truth):
+    """As where a forward reads weights from memory; noise makes a smaller size seem dearer."""
+    luck, sizes = random.Random(0), (1, 2, 3, 4, 5, 6, 8)
+    curve = CostCurve([(1, 0.02), (4, 0.0205), (8, 0.021), (16, 0.03)])
+    untouched = curve.at(48)
+    for _ in range(30_000):
+        size = luck.choice(sizes)
+        curve.record(size, truth[size > 2] * luck.lognormvariate(0, 0.08))
+    assert curve.at(48) == pytest.approx(untouched, rel=0.4)
+    for _ in range(300):
+        size = luck.choice(sizes)
+        curve.record(size, (0.02 if size < 3 else 0.04) * luck.lognormvariate(0, 0.08))
+    assert curve.at(2) == pytest.approx(0.02, rel=0.15)
+    assert curve.at(5) == pytest.approx(0.04, rel=0.15)
+
+
 def test_noisy_measurements_settle_at_their_middle():
     luck, curve = random.Random(0), CostCurve(FORWARD)
     for _ in range(2000):
@@ -127,6 +144,26 @@ def test_plain_steps_that_were_measured_wrongly_are_known_after_a_few():
     assert costs.forward(1) > 0.95 * 0.016  # which nobody has measured since
 
 
+def test_plain_steps_between_others_that_have_changed_are_noticed_at_the_second_one():
+    costs = make_costs()
+
+    def changed(seconds: float) -> bool:
+        forwarded(costs, 6, costs.forward(6))
+        return costs.record_plain(1, 0, seconds)
+
+    assert not any(changed(0.016) for _ in range(100))
+    # Outliers, alone or to both sides.
+    assert not any(map(changed, (0.5, 0.001, 0.016, 0.5, 0.016)))
+    before = costs.forward(6)
+    assert [changed(0.012) for _ in range(3)] == [False, True, True]
+    for _ in range(7):
+        changed(0.012)
+    assert costs.plain(1) == pytest.approx(0.012, rel=0.1)
+    assert costs.forward(6) > 0.85 * before
+    # Where nothing comes between, it may be the machine.
+    assert not any(costs.record_plain(1, 0, 0.03) for _ in range(5))
+
+
 def test_one_outlier_moves_a_cost_by_a_few_percent_at_most():
     costs = make_costs()
     before = costs.forward(6), costs.draft(6)
@@ -134,6 +171,46 @@ def test_one_outlier_moves_a_cost_by_a_few_percent_at_most():
     costs.record_draft(6, costs.draft(6), 5.0)
     after = costs.forward(6), costs.draft(6)
     assert all(1 < new / old < 1.1 for old, new in zip(before, after, strict=True))
+
+
+def test_outliers_in_a_row_are_believed_ever_more():
+    """Else drafts that take a hundred times as long would be paid for forty times."""
+    curve = CostCurve(FORWARD)
+    found = []
+    for _ in range(10):
+        curve.record(6, 1.8)
+        found.append(curve.at(6))
+    assert found[0] < 1.1 * 0.01825
+    assert found[-1] > 6 * 0.01825
+    alternating = CostCurve(FORWARD)
+    for seconds in (1.8, 0.001) * 5:
+        alternating.record(6, seconds)
+    assert alternating.at(6) == pytest.approx(0.01825, rel=0.15)
+    calm = CostCurve(FORWARD)
+    for seconds in (1.8, 0.01825) * 5:  # what is between them ends the row
+        calm.record(6, seconds)
+    assert calm.at(6) < 1.4 * 0.01825
+
+
+@pytest.mark.parametrize("part", ["draft", "project", "forward"])
+def test_what_drafts_cost_in_a_bad_moment_is_forgotten_while_none_are_made(part):
+    costs = make_costs(project_points=[(256, 0.0256)])
+    cost, size = getattr(costs, part), {"draft": 6, "project": 256, "forward": 6}[part]
+    before = cost(size)
+    for _ in range(8):  # from these is learned what the measurement left out
+        costs.record_plain(1, 0, 0.016)
+    for _ in range(40):
+        if part == "project":
+            costs.record_project(256, 5.0)
+        else:
+            args = (6,) if part == "draft" else (1, 6)
+            getattr(costs, f"record_{part}")(*args, cost(6), 5.0)
+    learned = cost(size)
+    assert learned > 2.0
+    for num_steps, least, most in ((256, 0.02, 1.0), (20_000, 0.0, 1.5 * before / learned)):
+        for _ in range(num_steps):
+            costs.record_plain(1, 0, 0.016)
+        assert least < cost(size) / learned < most
 
 
 def test_a_plain_step_and_a_forward_with_drafts_have_costs_of_their_own():
@@ -243,6 +320,32 @@ def test_what_slows_target_and_drafter_alike_is_the_machine():
         assert costs.record_slowdown(0.5, 1.2) == 1.0
         assert costs.record_slowdown(0.5, 0.8) == 0.8
         assert costs.record_slowdown(1.25, 5.0) == 1.25
+
+
+def test_a_machine_counts_as_at_most_four_times_slower_at_once():
+    costs = make_costs()
+    before = costs.plain(1)
+    assert costs.record_slowdown(1000.0, 2000.0) == 4.0
+    assert costs.plain(1) == pytest.approx(4**0.25 * before)
+    assert costs.record_slowdown(0.001, 0.002) == 0.25
+    assert costs.plain(1) == pytest.approx(before)
+
+
+def test_keys_follow_what_the_first_plain_steps_correct():
+    costs = StepCosts(FORWARD, FORWARD, [(6, 0.006)], [], KeyCosts(1e-5))
+    for _ in range(8):
+        costs.record_plain(1, 0, 0.8 * 0.016)
+    ratio = costs.plain(1, 1000) / costs.plain(1)
+    assert ratio == pytest.approx(0.026 / 0.016, rel=0.04)
+
+
+def test_a_block_goes_one_deeper_than_pays_and_a_draft_by_level_does_not():
+    """Not all of a draft is verified, and one depth more is no forward more."""
+    flat, survival = [(1, 0.02), (64, 0.02)], [0.9, 0.1, 0.01, 0.001]
+    block = StepCosts(flat, flat, [(2, 0.0001), (64, 0.3)])
+    level = StepCosts(flat, flat, [(1, 0.005)], drafts_by_level=True)
+    depths = [StepPrices(costs, 1, 0, 0).best_depth(survival, 1) for costs in (block, level)]
+    assert depths == [2, 1]
 
 
 def test_a_drafter_that_runs_for_each_depth_is_priced_by_depth() -> None:
