@@ -63,7 +63,7 @@ def train_head(
             "--layer",
             help="Layer of the target to read, counted from 0; the drafter must read it too. "
             "Repeatable.",
-            show_default="three of the drafter's",
+            show_default="at most three of the drafter's",
         ),
     ] = None,
     num_tokens: Annotated[

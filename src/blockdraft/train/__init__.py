@@ -1,10 +1,10 @@
-"""A drafter's way: where a drafter comes from.
+"""Training: how a drafter is made from the answers of its target.
 
 1. `config_file.py` reads a run: `config.py` is the training, `data/config.py` the answers.
    `estimate.py` tells what a run will be before it starts, and `texts.py` how much there will be
-   to learn from; what would stop it is found here. `keys.py` prints all settings, `interrupted.py`
-   says how a run goes on that was broken off. `__main__.py` is the trainer without the command
-   line.
+   to learn from; `check.py` finds what would stop it. `keys.py` prints all settings,
+   `interrupted.py` says how to resume a run that was interrupted. `__main__.py` is the trainer
+   without the command line.
 2. `data/` holds prompts, the target's answers to them, and what makes batches of those.
 3. A batch says of each token which text of its row it belongs to and where it stands in it: a row
    holds one text, or several packed.

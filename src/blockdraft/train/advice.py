@@ -1,4 +1,4 @@
-"""What a run cannot be expected to bring, and what it did not bring: said in plain words."""
+"""Warnings: a run is too small to learn anything, or its best drafter makes decoding slower."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -68,6 +68,7 @@ class Blocks:
 def sample_anchors(batch: Batch, num_anchors: int, generator: torch.Generator) -> Anchors:
     """Up to `num_anchors` different answer tokens per row whose successor is one of the same text.
 
+    A text's first token, an answer's where there is no prompt, has nothing to be drafted from.
     The generator lives on the CPU, so that a seed draws the same anchors on every device.
     """
     width = batch.token_ids.shape[1]
@@ -75,6 +76,7 @@ def sample_anchors(batch: Batch, num_anchors: int, generator: torch.Generator) -
     allowed = torch.zeros_like(batch.is_answer)
     allowed[:, :-1] = batch.is_answer[:, :-1] & batch.is_answer[:, 1:]
     allowed[:, :-1] &= batch.documents[:, :-1] == batch.documents[:, 1:]
+    allowed &= batch.positions > 0
     num_anchors = min(num_anchors, width)
     best, positions = draws.masked_fill(~allowed, -1.0).topk(num_anchors, dim=1)
     keep = best >= 0

@@ -216,7 +216,8 @@ class TrainConfig:
         require(self, "mask_token_id", (self.mask_token_id or 0) >= 0, "at least 0")
         require(self, "seed", 0 <= self.seed < 2**63, "at least 0 and below 2^63")
         require(self, "block_size", self.block_size >= 2, "at least 2")
-        require(self, "max_len", self.max_len > self.min_response_len, "above min_response_len")
+        least = self.min_response_len
+        require(self, "max_len", self.max_len > least, f"above min_response_len, {least}")
         fits = self.pack_len is None or self.pack_len >= self.max_len
         require(self, "pack_len", fits, f"unset, or at least max_len, {self.max_len}")
         if self.attention == "flex" and self.device == "cpu":

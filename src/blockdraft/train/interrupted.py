@@ -1,4 +1,4 @@
-"""What is left of a run that was broken off, for whoever broke it off."""
+"""What to tell the user of a run that was interrupted."""
 
 from blockdraft.data.generate import WHILE_ANSWERING
 from blockdraft.train.config_file import RunFile

@@ -213,7 +213,7 @@ def selector_loss(
 
 
 CHUNK_LOGITS = 2**25
-"""Logits made at once: 64 MB in bfloat16, and a few times that in float32 on the way."""
+"""Logits of one chunk: 64 MB in bfloat16, and a few times that in float32 temporarily."""
 
 
 def chunked_loss(

@@ -76,8 +76,9 @@ def check_same_target(answers: Sequence[Path], target: Path) -> None:
         manifest = read_manifest(path) if path.is_dir() else None
         if manifest and manifest["target"]["sha256"] != target_sha256(target):
             raise ConfigError(
-                f"the answers in {path} are of another target, {manifest['target'].get('folder')}; "
-                "let this one write its own, or give the files in the folder instead of it"
+                f"the answers in {path} are of another target, {manifest['target'].get('folder')}, "
+                f"than {target.name}; give that target, let this one write its own, or give the "
+                "files in the folder instead of it"
             )
 
 

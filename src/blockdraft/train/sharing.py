@@ -40,7 +40,7 @@ def share_parameters(model: DraftModel, config: TrainConfig, mesh: DeviceMesh) -
     for unit in (part for part in own if part is not None):
         shared = fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         _add_up_gradients(shared)
-    # The context goes another way through the layers than the blocks do.
+    # The context enters the layers by another method than the blocks do.
     for layer in model.draft_layers():
         register_fsdp_forward_method(layer, "context_keys_values")
     register_fsdp_forward_method(model, "project_context")

@@ -1,5 +1,7 @@
 """The held-out walk against decoding with a plain loop (reference case 31)."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -8,8 +10,11 @@ from blockdraft.models.draft.context import ConcatContext
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.train.evaluate import HeldOut, num_accepted
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.kinds.block import BlockDrafter
-from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+from blockdraft.train.kinds.eagle3 import Eagle3Drafter
+from tests.eagle import make_model
+from tests.tiny import DFLASH2, LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
 
 def test_prefix_length_equals_a_loop():
@@ -40,7 +45,11 @@ def plain_walk(model: DraftModel, target: FrozenTarget, example: Example) -> tup
         )
         embeddings = model.embed(slots, target.embed_weight)
         hidden = model(embeddings, positions, context, model.block_masks(anchor, size))
-        guesses = model.logits(hidden[0, 1:], target.lm_head_weight).argmax(-1).tolist()
+        logits = model.logits(hidden[0, 1:], target.lm_head_weight)
+        if model.draft_vocabulary is not None:
+            unknown = set(range(VOCAB_SIZE)) - set(model.draft_vocabulary)
+            logits[:, list(unknown)] = -torch.inf
+        guesses = logits.argmax(-1).tolist()
         accepted = 0
         for guess, token in zip(guesses, example.token_ids[anchor + 1 :], strict=False):
             if guess != token:
@@ -107,6 +116,61 @@ def test_walk_equals_decoding_one_block_at_a_time():
         expected_length += product
     assert metrics.marginal_tau == pytest.approx(expected_length)
     assert abs(metrics.marginal_tau - metrics.tau) > 0.05
+
+
+@torch.no_grad()
+def test_a_limited_drafter_is_judged_by_what_it_may_guess():
+    """Decoding never proposes other tokens, however likely the drafter takes them to be."""
+    model, target = tiny_drafter(), FrozenTarget(tiny_target(), LAYER_IDS)
+    examples = guessable_examples(model, target)
+    drafter, held_out = BlockDrafter(model), HeldOut(target, examples, limit=10)
+    free = held_out.evaluate(drafter).tau
+    (often, _), *_ = Counter(t for e in examples for t in e.response_ids).most_common()
+    drafter.limit_vocabulary(sorted(set(range(VOCAB_SIZE)) - {often}))
+    walks = [plain_walk(model, target, example) for example in examples]
+    tokens, cycles = (sum(column) for column in zip(*walks, strict=True))
+    assert held_out.evaluate(drafter).tau == pytest.approx(tokens / cycles)
+    assert tokens / cycles < free - 0.1
+
+
+def limited_drafter(kind: str, target: FrozenTarget, known: list[int]) -> TrainedDrafter:
+    drafter: TrainedDrafter
+    if kind == "eagle3":
+        model = make_model(draft_vocab_size=VOCAB_SIZE)
+        drafter = Eagle3Drafter(model, LAYER_IDS, target.lm_head_weight, 6)
+    else:
+        drafter = BlockDrafter(tiny_drafter(**BLOCKS[kind]))
+    drafter.limit_vocabulary(known)
+    return drafter
+
+
+BLOCKS: dict[str, dict[str, object]] = {
+    "dflash2": {"dflash2": DFLASH2},
+    "diffusion": {"target_layer_ids": (), "num_denoising_steps": 3},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["eagle3", *BLOCKS])
+def test_no_kind_is_judged_by_tokens_that_it_may_not_guess(kind, monkeypatch):
+    known = list(range(1, VOCAB_SIZE, 9))
+    target = FrozenTarget(tiny_target(), () if kind == "diffusion" else LAYER_IDS)
+    drafter = limited_drafter(kind, target, known)
+    read = set[int]()
+    embed = drafter.model.embed
+
+    def embed_and_tell(token_ids, weight):
+        read.update(token_ids.flatten().tolist())
+        return embed(token_ids, weight)
+
+    monkeypatch.setattr(drafter.model, "embed", embed_and_tell)
+    answer = [token for token in range(VOCAB_SIZE - 1) if token not in known][:40]
+    example = Example(id="a", set="s", prompt_ids=(0, 2), response_ids=tuple(answer))
+    metrics = HeldOut(target, [example], limit=1).evaluate(drafter)
+    assert metrics.tau == 1.0
+    assert not any(metrics.accuracy)
+    # Several denoising steps read their own guesses.
+    assert bool(read & set(known)) == (kind == "diffusion")
 
 
 def test_limit_takes_examples_evenly():

@@ -16,7 +16,8 @@ from transformers import PhiConfig, PhiForCausalLM
 
 from blockdraft.core.errors import ConfigError, DiskError, ModelError
 from blockdraft.core.progress import Progress
-from blockdraft.data.dataset import split_held_out
+from blockdraft.data.dataset import read_examples, split_held_out
+from blockdraft.data.holding_out import is_held_out
 from blockdraft.data.store import Example
 from blockdraft.models.draft.checkpoint import write_provenance
 from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
@@ -230,6 +231,25 @@ def test_what_the_drafter_has_held_out_is_not_learned_from(config: HeadConfig) -
     assert len(split_held_out(held_out, 0.5)[1]) == len(held_out) > 0
 
 
+def test_what_the_drafter_held_out_under_another_name_is_not_learned_from(
+    config: HeadConfig,
+) -> None:
+    """An answer that was too short for the drafter does not decide for those to its prompt."""
+    write_provenance(config.drafter, {"config": {"held_out_share": 0.5}})
+    learned_name = next(f"l{n}" for n in range(99) if not is_held_out(f"l{n}", 0.5))
+    held_name = next(f"h{n}" for n in range(99) if is_held_out(f"h{n}", 0.5))
+    own = [(learned_name, [5, 6]), (held_name, [5, 6, 7, 8, 9, 10, 11, 12, 13])]
+    with config.answers[0].open("a") as file:
+        for name, answer in own:
+            row = {"id": name, "set": "s", "prompt_ids": [1, 2, 3, 4], "response_ids": answer}
+            file.write(json.dumps(row) + "\n")
+    trained = read_examples(config.answers, min_response_len=8, max_len=None)
+    assert held_name in {text.id for text in split_held_out(trained, 0.5)[1]}
+    learned, _ = start.read_texts(config, tiny_target(vocab_size=TEXT_VOCAB_SIZE))
+    assert learned
+    assert held_name not in {text.id for text in learned}
+
+
 def test_one_answer_is_enough(config: HeadConfig) -> None:
     result = train_head(replaced(config, limit=1))
     assert result.num_steps >= 1
@@ -420,8 +440,11 @@ def test_what_cannot_be_trained_is_refused(config: HeadConfig, tmp_path: Path) -
             replaced(config, states=folder)
     with pytest.raises(ConfigError, match="is not a folder; give another name"):
         train_head(replaced(config, states=config.drafter / "config.json" / "states"))
-    with pytest.raises(ConfigError, match="keeps its layers, tokens and size"):
-        replaced(config, from_head=True)
+    for changes in ({}, {"num_tokens": None, "layers": (2, 3)}):
+        with pytest.raises(
+            ConfigError, match=r"is (30|\[2, 3\]), and with from_head the head keeps"
+        ):
+            replaced(config, from_head=True, **changes)
     with pytest.raises(ModelError, match="no-drafter"):
         train_head(replaced(config, drafter=tmp_path / "no-drafter"))
     edit_json(config.drafter / "config.json", hidden_size=HIDDEN_SIZE * 2)

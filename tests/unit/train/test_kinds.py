@@ -356,3 +356,27 @@ def test_settings_of_another_kind_are_refused(
     target = load_target_model(config.target, torch.float32, "cpu")
     with pytest.raises((ConfigError, ModelError), match=problem):
         drafter_shape(config, target, read_data(config)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("dflash", ["eagle3", "draft_model", "diffusion"]),
+        ("eagle3", ["dflash", "draft_model"]),
+        ("draft_model", ["dflash", "eagle3"]),
+    ],
+)
+def test_a_drafter_does_not_go_on_as_one_of_another_kind(
+    tmp_path: Path, kind: str, others: list[str]
+) -> None:
+    config = small_config(tmp_path, device="cpu", **KINDS[kind])
+    target, start = load_target_model(config.target, torch.float32, "cpu"), tmp_path / "start"
+    examples = read_data(config)[0]
+    load_trained(config, target, examples).save_pretrained(start)
+    for other in others:
+        changed = small_config(
+            tmp_path, init_from=start, architecture=other, num_layers=None, num_features=None
+        )
+        reason = f"architecture is {other}, and the drafter of init_from, .*, has {kind}; leave one"
+        with pytest.raises(ConfigError, match=reason):
+            drafter_shape(changed, target, examples)

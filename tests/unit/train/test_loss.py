@@ -37,6 +37,13 @@ def test_dpace_example():
     assert not weights.requires_grad
 
 
+def test_dpace_expects_nothing_of_slots_without_labels():
+    nll = torch.rand(5, 6)
+    keep = torch.ones(5, 6, dtype=torch.bool)
+    weights = dpace_weights(nll, keep & (torch.arange(6) < 4), 0.5)
+    torch.testing.assert_close(weights[:, :4], dpace_weights(nll[:, :4], keep[:, :4], 0.5))
+
+
 @pytest.mark.parametrize("kind", ["dpace", "decay", "uniform"])
 def test_weights_fall_and_vanish_without_labels(kind):
     nll = torch.rand(20, 7) * 3

@@ -56,6 +56,20 @@ def test_the_first_update_of_each_optimizer(config, optimizer, warmup_steps):
         assert high < 1.9 * low
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_weight_decay_is_that_of_the_matrices(config, optimizer):
+    config = dataclasses.replace(config, optimizer=optimizer, lr=0.01, warmup_steps=0)
+    plain, decayed = (
+        after_one_step(dataclasses.replace(config, weight_decay=decay))[0].state_dict()["masters"]
+        for decay in (0.0, 0.5)
+    )
+    for parameter, one, other in zip(
+        tiny_drafter(vocab_size=TEXT_VOCAB_SIZE).parameters(), plain, decayed, strict=True
+    ):
+        shrunk = 0.01 * 0.5 * parameter.detach() if parameter.ndim == 2 else 0.0 * other
+        torch.testing.assert_close(one - other, shrunk, atol=1e-7, rtol=1e-3)
+
+
 def test_large_gradients_are_clipped(config):
     config = dataclasses.replace(config, optimizer="adamw", grad_clip=0.5)
     parts = after_one_step(config, 1e3)[0].state_dict()["optimizers"]

@@ -174,6 +174,15 @@ def test_anchors_of_packed_rows_stay_in_their_texts():
     assert blocks.positions[0].view(-1, 4)[kept.index(31)].tolist() == [7, 8, 9, 10]
 
 
+def test_answers_without_a_prompt_are_told_apart_in_a_packed_row():
+    one, two = (
+        Example(id=name, set="s", prompt_ids=(), response_ids=tuple(range(5))) for name in "ab"
+    )
+    anchors = sample_anchors(collate_rows([[one, two]]), 100, torch.Generator().manual_seed(0))
+    # Neither a last token, before the other text, nor a first one, which has only that before it.
+    assert anchors.positions[0][anchors.keep[0]].tolist() == [1, 2, 3, 6, 7, 8]
+
+
 ANCHORS = torch.tensor([[3, 4, 9, 9], [5, 12, 13, 20]])
 STARTS = torch.tensor([[0, 0, 6, 6], [0, 7, 7, 7]])
 

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from blockdraft.core.errors import ConfigError, DiskError, ModelError
 from blockdraft.core.request import SamplingParams
+from blockdraft.data.holding_out import is_held_out
 from blockdraft.data.prompts import Prompt, prompt_ids
 from blockdraft.data.shards import write_manifest
 from blockdraft.models.draft.dflash import DraftModel
@@ -63,6 +64,27 @@ def test_a_run_leaves_a_drafter_with_its_history(config, caplog):
     page = (config.out / "index.html").read_text(encoding="utf-8")
     assert "<polyline" in page
     assert "://" not in page
+
+
+def test_held_out_answers_change_nothing_that_is_trained(config):
+    """Neither the weights nor the tokens that the drafter may guess, nor the n-grams beside it."""
+    config = dataclasses.replace(config, max_steps=3, mask_token_id=260, draft_vocabulary=60)
+    rows = [json.loads(line) for line in config.data[0].read_text().splitlines()]
+    held_out = {row["id"] for row in rows if is_held_out(row["id"], config.held_out_share)}
+    assert 0 < len(held_out) < len(rows)
+    for row in rows:
+        if row["id"] in held_out:
+            row["response_ids"] = list(range(255, 225, -1))
+    others = dataclasses.replace(
+        config,
+        data=(write_rows(config.out.parent / "others.jsonl", rows),),
+        out=config.out.parent / "others",
+    )
+    for one in (config, others):
+        train(one)
+    names = "last/model.safetensors", "last/draft_vocabulary.json", "drafter/ngrams.safetensors"
+    for name in names:
+        assert (config.out / name).read_bytes() == (others.out / name).read_bytes(), name
 
 
 def test_the_best_drafter_by_true_tau_is_kept(config, monkeypatch):

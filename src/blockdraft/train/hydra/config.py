@@ -18,9 +18,9 @@ class HeadConfig:
     the texts of a step, padding included; None is 1,024 on a CPU and 32,768 elsewhere. from_head:
     begin with the head that the drafter has.
 
-    layers: of the target, whose outputs the head reads; empty chooses three of the drafter's.
-    num_tokens: that it guesses, the most frequent ones. inner_size: of its gated layer; None is
-    twice the target's hidden size. A head to begin with has these three already.
+    layers: of the target, whose outputs the head reads; empty chooses at most three of the
+    drafter's. num_tokens: that it guesses, the most frequent ones. inner_size: of its gated layer;
+    None is twice the target's hidden size. A head to begin with has these three already.
 
     Raises:
         ConfigError: a value is of the wrong kind or out of its range.
@@ -53,11 +53,12 @@ class HeadConfig:
             others = {path.resolve() for path in (self.drafter, *self.answers)}
             good = self.states.resolve() not in others
             require(self, "states", good, "a folder of its own, not the drafter's or the answers'")
-        if self.from_head and (self.layers or self.num_tokens or self.inner_size):
-            raise ConfigError(
-                "the drafter's existing head keeps its layers, tokens and size; leave layers, "
-                "num_tokens and inner_size out, or from_head"
-            )
+        for name, value in self.to_dict().items():
+            if self.from_head and value and name in ("layers", "num_tokens", "inner_size"):
+                raise ConfigError(
+                    f"{name} is {value}, and with from_head the head keeps its own; leave one of "
+                    "the two out"
+                )
 
     def to_dict(self) -> dict[str, object]:
         """The settings as JSON values."""

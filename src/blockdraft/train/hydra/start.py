@@ -1,15 +1,19 @@
 """What a training of a Hydra head begins with: layers of the drafter, answers, and a head."""
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.data.dataset import count_answer_tokens, read_examples, split_held_out
+from blockdraft.data.dataset import count_answer_tokens, read_examples
+from blockdraft.data.holding_out import draw_of
 from blockdraft.data.store import Example, TextStore
 from blockdraft.models.draft.checkpoint import read_provenance
 from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
@@ -76,17 +80,34 @@ def read_texts(
             MAX_TOKENS,
             num_long,
         )
-    texts = texts.where(~is_long & has_prompt)
-    drawn = np.random.default_rng(7).permutation(texts.chosen)[: config.limit]
+    lowest = _lowest_draws(texts)
+    usable = np.flatnonzero(~is_long & has_prompt)
+    drawn = np.random.default_rng(7).permutation(usable)[: config.limit]
     share = min(MOST_SHARE, max(LEAST_SHARE, NUM_HELD_OUT / max(1, len(drawn))))
-    of_drafter = _share_held_out(config.drafter)
-    examples, held_out = split_held_out(TextStore(texts.arrays, drawn), max(share, of_drafter))
+    share = max(share, _share_held_out(config.drafter))
+    is_held_out = lowest[drawn] < np.uint64(math.ceil(share * 2**64))
+    examples, held_out = (
+        TextStore(texts.arrays, texts.chosen[drawn[own]]) for own in (~is_held_out, is_held_out)
+    )
     if not examples:
         raise ConfigError(
             f"no answer is left to train on ({len(held_out)} held out; of at most {MAX_TOKENS} "
             "tokens, prompts of two or more); give others"
         )
     return examples, held_out[: max(NUM_HELD_OUT, round(LEAST_SHARE * len(drawn)))]
+
+
+def _lowest_draws(texts: TextStore) -> NDArray[Any]:
+    """[n], of each text the lowest draw of all names of its prompt.
+
+    For the drafter the first name decided (`data.holding_out`). Its training may have read these
+    answers in another order, or without the short ones, so any of the names may have been that.
+    """
+    own = np.array([draw_of(example.id) for example in texts], dtype=np.uint64)
+    _, prompts = np.unique(texts.draws, return_inverse=True)
+    lowest = np.full(len(own), 2**64 - 1, dtype=np.uint64)
+    np.minimum.at(lowest, prompts, own)
+    return np.asarray(lowest[prompts])
 
 
 def _share_held_out(drafter: Path) -> float:

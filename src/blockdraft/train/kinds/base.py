@@ -65,6 +65,10 @@ class TrainedDrafter(Protocol):
         """Let it guess these tokens only, or all."""
         ...
 
+    def guessable_ids(self) -> Tensor | None:
+        """Token ids [n] that `limit_vocabulary` has left; None if all."""
+        return None
+
     def draw(self, anchors: Anchors, generator: torch.Generator) -> Anchors:
         """Decide what else is random in the blocks of these anchors."""
         return anchors
@@ -111,8 +115,12 @@ class TrainedDrafter(Protocol):
         return F.linear(hidden, head)
 
     def greedy_guesses(self, hidden: Tensor, logits: Tensor, anchors: Tensor) -> Tensor:
-        """Token ids [b, s], from hidden states [b, s, D], their logits and anchors' tokens [b]."""
-        return logits.argmax(dim=-1)
+        """Token ids [b, s], from hidden states [b, s, D], their logits and anchors' tokens [b].
+
+        Of the tokens that it may guess, as in decoding; the logits [b, s, V] are of all.
+        """
+        ids = self.guessable_ids()
+        return logits.argmax(dim=-1) if ids is None else ids[logits[..., ids].argmax(dim=-1)]
 
     def share(self, config: TrainConfig, mesh: DeviceMesh) -> None:
         """Leave each process a share of each parameter.

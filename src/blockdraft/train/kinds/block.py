@@ -76,6 +76,11 @@ class BlockDrafter(TrainedDrafter):
         """See TrainedDrafter.limit_vocabulary."""
         self.model.draft_vocabulary = None if token_ids is None else list(token_ids)
 
+    def guessable_ids(self) -> Tensor | None:
+        """See TrainedDrafter.guessable_ids."""
+        ids = self.model.draft_vocabulary
+        return None if ids is None else torch.tensor(ids, device=self.model.fc.weight.device)
+
     def draw(self, anchors: Anchors, generator: torch.Generator) -> Anchors:
         """See TrainedDrafter.draw: with several denoising steps, which slots are fixed already.
 
@@ -126,7 +131,9 @@ class BlockDrafter(TrainedDrafter):
             given = (self.model, embed_weight, inputs, anchors, _pairs(context))
             return draft_hidden(*given).flatten(0, 1)
 
-        guess = greedy(lambda hidden: self.logits(hidden, head))
+        ids = self.guessable_ids()
+        rows = head if ids is None else head[ids]
+        guess = greedy(lambda hidden: self.logits(hidden, rows), ids)
         every = blocks.token_ids.view(-1, shape[-1])
         hidden = denoise(every, forward, guess, self.model.config.num_denoising_steps)
         return hidden.view(*shape, -1)[:, :, 1:]
@@ -137,7 +144,9 @@ class BlockDrafter(TrainedDrafter):
 
     def greedy_guesses(self, hidden: Tensor, logits: Tensor, anchors: Tensor) -> Tensor:
         """See TrainedDrafter.greedy_guesses."""
-        return self.model.greedy_guesses(hidden, logits, anchors)
+        ids = self.guessable_ids()
+        known = logits if ids is None else logits[..., ids]
+        return self.model.greedy_guesses(hidden, known, anchors, ids)
 
     def share(self, config: TrainConfig, mesh: DeviceMesh) -> None:
         """See TrainedDrafter.share."""

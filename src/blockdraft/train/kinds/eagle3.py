@@ -65,6 +65,11 @@ class Eagle3Drafter(TeacherForced):
         model.lm_head = nn.Linear(rows.shape[1], len(ids), bias=False, device="meta")
         model.lm_head.weight = nn.Parameter(rows.to(weight), requires_grad=False)
 
+    def guessable_ids(self) -> Tensor | None:
+        """See TrainedDrafter.guessable_ids."""
+        ids = self.model.draft_vocabulary
+        return None if ids is None else torch.tensor(ids, device=self._head.device)
+
     def context(self, features: Tensor, batch: Batch, embed_weight: Tensor) -> list[Tensor]:
         """See TrainedDrafter.context: hidden states of the pairs [b, S, D], keys and values.
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedModel
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.data.store import Example
-from blockdraft.models.draft.checkpoint import read_config
+from blockdraft.models.draft.checkpoint import CONFIG_NAME, read_config
 from blockdraft.speculate.drafters import kinds as served
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import DrafterShape, Kind, TrainedDrafter
@@ -24,11 +25,18 @@ KINDS: Mapping[str, Kind] = {
 
 
 def _kind(config: TrainConfig) -> Kind:
-    name: str | None = config.architecture
-    if name is None and config.init_from is not None:
-        name = served.kind_of(read_config(config.init_from))
+    asked = KINDS.get(config.architecture or "")
+    if config.init_from is None or not (config.init_from / CONFIG_NAME).exists():
+        return asked or BLOCK
+    found = served.kind_of(read_config(config.init_from))
     # Other kinds have the layers of DFlash, and are refused where their shape is read.
-    return KINDS.get(name or "dflash", BLOCK)
+    kind = KINDS.get(found, BLOCK)
+    if asked not in (None, kind):
+        raise ConfigError(
+            f"architecture is {config.architecture}, and the drafter of init_from, "
+            f"{config.init_from}, has {found}; leave one of the two out"
+        )
+    return kind
 
 
 def drafter_shape(
