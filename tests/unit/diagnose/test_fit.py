@@ -66,7 +66,8 @@ def assert_covers(told: int | None, held: int) -> None:
     assert 0.9 * told <= held <= told
 
 
-@pytest.mark.parametrize("name", ONE_AFTER_ANOTHER)
+# Mllama's part for text has no folder of its own.
+@pytest.mark.parametrize("name", [name for name in ONE_AFTER_ANOTHER if name != "Mllama"])
 def test_the_other_paths_say_why_and_what_they_take(tmp_path: Path, name: str) -> None:
     options, reason = ONE_AFTER_ANOTHER[name]
     facts = fit_of(tmp_path, name, options).target

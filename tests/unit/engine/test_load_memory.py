@@ -1,6 +1,7 @@
 """How much memory an engine plans for, and that the least it accepts is enough to run in."""
 
 import re
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,13 @@ def test_a_lack_of_memory_is_no_fault_of_model_or_kernels(
     monkeypatch.setattr(load, "failed_load", lambda *_: pytest.fail("the kernels are blamed"))
     folders = str(tiny_target_folder(tmp_path)), str(tiny_drafter_folder(tmp_path))
 
+    place = WHERE_IT_RUNS_OUT[where]
+
+    @wraps(getattr(*place))
     def run_out(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(*WHERE_IT_RUNS_OUT[where], run_out)
+    monkeypatch.setattr(*place, run_out)
     with pytest.raises(ConfigError, match=r"^memory ran out \(.+\); take a smaller model, --quant"):
         LLM(*folders, dtype="float32", recheck=True)
 

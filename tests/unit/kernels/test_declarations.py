@@ -35,7 +35,7 @@ _CONSTANTS = dict(re.findall(r"constexpr int (\w+) = (\d+);", _SOURCES))
 _FUNCTIONS = {
     name: (result, arguments)
     for result, name, arguments in re.findall(
-        r"^([\w:]+\*? )blockdraft_(\w+)\(([^)]*)\) \{", _SOURCES, re.MULTILINE
+        r"^([\w:]+\*? )blockdraft_(\w+)\(([^)]*)\) (?:try )?\{", _SOURCES, re.MULTILINE
     )
 }
 
