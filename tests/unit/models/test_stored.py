@@ -19,12 +19,17 @@ from tests.tiny import edit_json, tiny_target, tiny_target_folder
 
 Weights = dict[str, Tensor]
 UP = "model.layers.1.mlp.up_proj"
+EXPERT = "model.layers.0.mlp.experts.0.up_proj.weight"
 BLOCK = 128
 
 
 def rewrite(folder: Path, change: Callable[[Weights], Weights]) -> None:
     path = folder / "model.safetensors"
     save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def without(weights: Weights, name: str) -> Weights:
+    return {own: weight for own, weight in weights.items() if own != name}
 
 
 def in_blocks(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,4 +208,51 @@ def test_whole_numbers_that_stand_for_others_are_refused(
     folder = tiny_target_folder(tmp_path)
     rewrite(folder, lambda weights: {**weights, f"{UP}.weight": weights[f"{UP}.weight"].to(dtype)})
     with pytest.raises(ModelError, match=rf"holds {UP}.weight in whole numbers, .*; give the"):
+        load_target_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "stored"),
+    [
+        ("llama", f"{UP}.weight", UP.removeprefix("model.") + ".weight"),
+        ("qwen3_moe", EXPERT, EXPERT),
+    ],
+)
+def test_whole_numbers_are_refused_by_any_name(
+    kind: str, own: str, stored: str, tmp_path: Path
+) -> None:
+    """transformers adds what the names in older folders lack, and joins experts."""
+    folder = tiny_target_folder(tmp_path, kind)
+    numbers = {
+        stored: torch.ones(load_file(folder / "model.safetensors")[own].shape).to(torch.int8)
+    }
+    rewrite(folder, lambda weights: {**without(weights, own), **numbers})
+    with pytest.raises(ModelError, match=rf"holds {stored} in whole numbers"):
+        load_target_model(folder, torch.float32)
+
+
+def test_whole_numbers_that_the_model_does_not_use_are_left_out(tmp_path: Path) -> None:
+    """Such as masks, which older folders hold, and layers for images."""
+    folder = tiny_target_folder(tmp_path)
+    names = ("model.layers.0.self_attn.bias", "position_ids", "vision_tower.proj.weight")
+    more = {name: torch.ones(2, 2, dtype=torch.uint8) for name in names}
+    rewrite(folder, lambda weights: {**weights, **more})
+    load_target_model(folder, torch.float32)
+
+
+def in_another_form(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    torch.save(load_file(path), folder / "pytorch_model.bin")
+    path.unlink()
+
+
+def test_weights_in_another_form_are_loaded_or_refused(tmp_path: Path) -> None:
+    folder = tiny_target_folder(tmp_path)
+    wanted = load_target_model(folder, torch.float32).state_dict()
+    in_another_form(folder)
+    found = load_target_model(folder, torch.float32).state_dict()
+    assert all(torch.equal(found[name], own) for name, own in wanted.items())
+    folder, _ = fp8_folder(tmp_path / "fp8")
+    in_another_form(folder)
+    with pytest.raises(ModelError, match="its scales cannot be checked, since no safetensors"):
         load_target_model(folder, torch.float32)

@@ -199,7 +199,7 @@ def _check_weights(
                 f"{folder} holds {name}: its weights are quantized, and {told}; give the model's "
                 "full-precision weights with --quantize"
             )
-    if method is None and (name := whole_number(folder, model)) is not None:
+    if method is None and (name := whole_number(folder, unused, model)) is not None:
         raise ModelError(
             f"{folder} holds {name} in whole numbers, and its config.json does not say of which "
             "values; give the model's full-precision weights"

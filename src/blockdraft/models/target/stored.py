@@ -3,7 +3,7 @@
 It unpacks fp8 and compressed-tensors at load where no kernel multiplies with packed weights.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ def check_unpacked(folder: Path, config: PretrainedConfig, model: nn.Module) -> 
         ValueError: names one.
     """
     tensors, method = dict(_tensors(folder)), quantized_by(config)
+    if not tensors:
+        raise ValueError("its scales cannot be checked, since no safetensors file holds them")
     if method == "fp8":
         _check_eight_bits(tensors, quantization_of(config).get("weight_block_size"))
     elif method == "compressed-tensors" and stacked_experts(model):
@@ -61,11 +63,18 @@ def check_unpacked(folder: Path, config: PretrainedConfig, model: nn.Module) -> 
                 raise ValueError(f"transformers leaves out {name}")
 
 
-def whole_number(folder: Path, model: nn.Module) -> str | None:
-    """A parameter that is stored in whole numbers, which transformers would take as such."""
+def whole_number(folder: Path, unused: Set[str], model: nn.Module) -> str | None:
+    """A parameter that is stored in whole numbers, which transformers would take as such.
+
+    unused: tensors that the model has no place for. transformers renames some weights, and joins
+    those of experts, so a name may be none of the model's.
+    """
     wanted = {name for name, own in model.named_parameters() if own.is_floating_point()}
-    found = (name for name, (kind, _) in _tensors(folder) if kind.startswith(("I", "U", "BOOL")))
-    return next((name for name in found if name in wanted), None)
+    for name, (kind, _) in _tensors(folder):
+        is_whole = kind.startswith(("I", "U", "BOOL"))
+        if is_whole and name not in unused and (name in wanted or name.endswith(".weight")):
+            return name
+    return None
 
 
 def unused_bias(folder: Path, names: Iterable[str], model: nn.Module) -> str | None:
@@ -109,10 +118,15 @@ def _names_experts(group: Any) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """What transformers reads; some folders hold all weights in another form too."""
-    index = folder / INDEX_NAME
-    if (whole := folder / SAFE_WEIGHTS_NAME).is_file() or not index.is_file():
+    """What transformers reads; some folders hold all weights in another form too.
+
+    None where it reads `pytorch_model.bin`.
+    """
+    if (whole := folder / SAFE_WEIGHTS_NAME).is_file():
         return [whole]
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        return []
     return [folder / name for name in sorted({*read_index(index).values()})]
 
 
