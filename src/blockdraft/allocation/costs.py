@@ -316,10 +316,14 @@ def _continued(
     forward_points: list[tuple[int, float]],
     forward: CostCurve,
 ) -> list[tuple[int, float]]:
-    """`plain_points` and more: beyond them, a sequence adds as much as another row of one does."""
+    """`plain_points` and more: beyond them, a sequence adds as much as another row of one does.
+
+    By the curve, which never falls: of points that were measured beside other work one may be so
+    high that those behind it would make plain steps take less than nothing.
+    """
     last, seconds = plain_points[-1]
-    beyond = [(num, of_rows) for num, of_rows in forward_points if num > last]
-    return [*plain_points, *((num, seconds + more - forward.at(last)) for num, more in beyond)]
+    sizes = [num for num, _ in forward_points if num > last]
+    return [*plain_points, *((num, seconds + forward.at(num) - forward.at(last)) for num in sizes)]
 
 
 def _through(points: Sequence[tuple[int, float]]) -> list[float]:

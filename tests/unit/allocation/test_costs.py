@@ -255,6 +255,15 @@ def test_more_sequences_than_were_measured_take_longer_as_rows_do():
     assert costs.plain(64) == pytest.approx(0.018 + 0.046 - 0.0175)
 
 
+@pytest.mark.parametrize("stalled", [0.05, 0.5, 3.0])
+def test_a_stall_while_forwards_were_measured_never_makes_plain_steps_free(stalled):
+    forward = [(1, 0.01), (4, 0.011), (8, stalled), (12, 0.012), (48, 0.017)]
+    costs = StepCosts([(1, 0.01), (8, 0.024)], forward, [(6, 0.006)])
+    found = [costs.plain(num) for num in (1, 8, 12, 48, 1000)]
+    assert found == sorted(found)
+    assert found[:2] == pytest.approx([0.01, 0.024])
+
+
 def test_measuring_takes_turns_and_the_median():
     ticks, runs = itertools.count(), []
     points = measure_points(runs.append, [1, 8], clock=lambda: float(next(ticks)))
