@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from blockdraft.core.errors import ModelError
 from blockdraft.hub.folder import INDEX_NAME
 from blockdraft.models.target.loading import load_target_model
-from blockdraft.models.target.stored import check_scheme, check_unpacked
+from blockdraft.models.target.stored import check_scheme, check_unpacked, whole_number
 from tests.tiny import edit_json, tiny_target, tiny_target_folder
 
 Weights = dict[str, Tensor]
@@ -238,6 +238,19 @@ def test_whole_numbers_that_the_model_does_not_use_are_left_out(tmp_path: Path) 
     more = {name: torch.ones(2, 2, dtype=torch.uint8) for name in names}
     rewrite(folder, lambda weights: {**weights, **more})
     load_target_model(folder, torch.float32)
+
+
+def test_a_model_of_its_own_code_may_hold_whole_numbers(tmp_path: Path) -> None:
+    """As a parameter or as a buffer, with scales that it multiplies them by itself."""
+    folder, model = tiny_target_folder(tmp_path), tiny_target()
+    numbers = torch.ones(2, 2, dtype=torch.int8)
+    packed = model.get_submodule(UP)
+    packed.weight = nn.Parameter(numbers, requires_grad=False)
+    rewrite(folder, lambda weights: {**weights, f"{UP}.weight": numbers})
+    assert whole_number(folder, set(), model) is None
+    del packed.weight
+    packed.register_buffer("weight", numbers)
+    assert whole_number(folder, set(), model) is None
 
 
 def in_another_form(folder: Path) -> None:

@@ -69,10 +69,12 @@ def whole_number(folder: Path, unused: Set[str], model: nn.Module) -> str | None
     unused: tensors that the model has no place for. transformers renames some weights, and joins
     those of experts, so a name may be none of the model's.
     """
-    wanted = {name for name, own in model.named_parameters() if own.is_floating_point()}
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     for name, (kind, _) in _tensors(folder):
-        is_whole = kind.startswith(("I", "U", "BOOL"))
-        if is_whole and name not in unused and (name in wanted or name.endswith(".weight")):
+        if not kind.startswith(("I", "U", "BOOL")) or name in unused or name in buffers:
+            continue
+        own = parameters.get(name)
+        if name.endswith(".weight") if own is None else own.is_floating_point():
             return name
     return None
 
