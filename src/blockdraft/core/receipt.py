@@ -4,13 +4,13 @@ Plain values for JSON. What does not change which tokens are chosen, such as dra
 not in it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from blockdraft.core.errors import ConfigError, RequestError, why_unread
+from blockdraft.core.files import read_json
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import MAX_SAMPLES, MAX_SEED, FinishReason, SamplingParams
 
@@ -101,8 +101,8 @@ def read_answers(path: Path) -> list[Mapping[str, Any]]:
         ConfigError: it cannot be read, or holds none.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {why_unread(error)}; {_REMEDY}") from error
     answers = list(_receipts_in(found))
     if not answers:

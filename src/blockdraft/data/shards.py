@@ -21,6 +21,7 @@ from blockdraft.core.files import (
     check_output_folder,
     folder_lock,
     full_disk_refused,
+    read_json,
     replace_file,
     write_whole,
 )
@@ -148,7 +149,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(path)
         texts = [manifest[name]["sha256"] for name in ("target", "template")]
         texts += [shard["name"] for shard in manifest.get("shards") or ()]
         good = all(isinstance(text, str) for text in texts)

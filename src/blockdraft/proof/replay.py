@@ -3,7 +3,6 @@
 Loads no model library.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, why_unread
+from blockdraft.core.files import read_json
 from blockdraft.core.machine import num_cpus
 from blockdraft.core.words import counted
 from blockdraft.proof.config import ProofConfig
@@ -42,8 +42,8 @@ def read_certificate(path: Path) -> dict[str, Any]:
     """
     remedy = "give a file that `blockdraft prove --output FILE` wrote"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {why_unread(error)}; {remedy}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise ConfigError(f"{path} is not a certificate of a proof; {remedy}")

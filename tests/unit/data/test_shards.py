@@ -76,6 +76,13 @@ def test_shards_are_smaller_than_the_lines_that_they_stand_for(tmp_path):
     assert (tmp_path / written["shards"][0]["name"]).stat().st_size < 0.4 * lines
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000], ids=["cut", "list", "nested"])
+def test_a_damaged_manifest_is_named(text, tmp_path):
+    (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"manifest\.json is damaged .*; give another folder"):
+        read_manifest(tmp_path)
+
+
 def test_a_damaged_shard_is_named(tmp_path):
     (tmp_path / "answers-00000.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ConfigError, match=r"answers-00000.*copy the shard again"):
