@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -11,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
@@ -21,6 +19,7 @@ from blockdraft.core.files import full_disk_refused
 from blockdraft.core.jsonl import bad_row
 from blockdraft.core.words import counted
 from blockdraft.data.answer_file import are_ids, hash_of
+from blockdraft.data.holding_out import are_held_out
 from blockdraft.data.identity import file_sha256
 from blockdraft.data.shards import files_of, read_rows
 from blockdraft.data.store import Example, TextArrays, TextStore, Writer
@@ -156,7 +155,7 @@ def split_held_out(examples: Sequence[Example], share: float) -> tuple[TextStore
     that are added behind others do not move these, and many names hold no more prompts out.
     """
     store = TextStore.of(examples)
-    held_out = store.draws < np.uint64(math.ceil(share * 2**64))
+    held_out = are_held_out(store.draws, share)
     return store.where(~held_out), store.where(held_out)
 
 

@@ -1,6 +1,7 @@
 """Which answers are not trained on: told from their ids and prompts alone."""
 
 import hashlib
+import math
 import re
 from typing import Any
 
@@ -28,6 +29,11 @@ def draw_of(name: str) -> int:
 def is_held_out(prompt_id: str, share: float) -> bool:
     """Whether the answers to a prompt are not trained on; so it is for its variants."""
     return draw_of(prompt_id) < share * 2**64
+
+
+def are_held_out(draws: NDArray[Any], share: float) -> NDArray[Any]:
+    """The same of many, by what `draw_of` gives."""
+    return np.asarray(draws < np.uint64(math.ceil(share * 2**64)))
 
 
 class Together:

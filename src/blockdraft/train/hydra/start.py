@@ -1,7 +1,6 @@
 """What a training of a Hydra head begins with: layers of the drafter, answers, and a head."""
 
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.data.dataset import count_answer_tokens, read_examples
-from blockdraft.data.holding_out import draw_of
+from blockdraft.data.holding_out import are_held_out, draw_of
 from blockdraft.data.store import Example, TextStore
 from blockdraft.models.draft.checkpoint import read_provenance
 from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
@@ -85,7 +84,7 @@ def read_texts(
     drawn = np.random.default_rng(7).permutation(usable)[: config.limit]
     share = min(MOST_SHARE, max(LEAST_SHARE, NUM_HELD_OUT / max(1, len(drawn))))
     share = max(share, _share_held_out(config.drafter))
-    is_held_out = lowest[drawn] < np.uint64(math.ceil(share * 2**64))
+    is_held_out = are_held_out(lowest[drawn], share)
     examples, held_out = (
         TextStore(texts.arrays, texts.chosen[drawn[own]]) for own in (~is_held_out, is_held_out)
     )
