@@ -22,8 +22,8 @@ class Account:
     """The seconds that drafting may still lose in an engine: its `credit`.
 
     A drafted step books its seconds less those that plain decoding takes for as many tokens. So
-    over any time drafting loses at most a share of that time and the credit at its start, however
-    wrong the predictions are, and what single steps lose beyond _MOST_DEBT.
+    over any time drafting loses at most a share of that time, the credit at its start, and what
+    single steps lose beyond _MOST_DEBT, however wrong the predictions are.
     """
 
     def __init__(self) -> None:

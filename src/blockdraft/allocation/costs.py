@@ -33,9 +33,10 @@ _HOLD = 1 / 100
 (a logarithm). Without it the level could rise for ever and the knots that are met fall with it,
 since no cost that is met changes by that; the others would follow the level."""
 _FADE_STEPS, _FADE = 64, 1 / 64
-"""After so many plain steps all that drafts cost moves back to what was measured at load, by this
-share of its distance (a logarithm). Drafts that were dear for a while are not made, so nothing else
-would show that they no longer are; in 4,096 plain steps two thirds of it are forgotten."""
+"""After so many plain steps that are learned from, all that drafts cost moves back to what was
+measured at load, by this share of its distance (a logarithm). Drafts that were dear for a while are
+not made, so nothing else would show that they no longer are; in 4,096 such steps two thirds of it
+are forgotten."""
 _SMALLEST_WEIGHT = 4.0
 """The cost at a knot counts as so many measurements at first, and when none was near it lately."""
 _KEPT_WEIGHT = 1 - 1 / 64
