@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from blockdraft.cache.pages import Pages
@@ -19,7 +20,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.models.attention.plan import PoolNumbers
 from blockdraft.models.layers.recurrent import cache_argument
 from blockdraft.models.target.paged import PagedTarget
-from blockdraft.models.target.paged_support import NotPaged
+from blockdraft.models.target.paged_support import NotPaged, layer_shapes
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Request, run_alone, run_crowd
@@ -444,6 +445,27 @@ def test_one_sequence_after_another(name: str) -> None:
         PagedTarget(model, Pages(40))
     # transformers computes states in float32, and those of many tokens in another order.
     check_equals_stock(model, SequentialTarget(model), 1e-4 if name in RECURRENT else 5e-5)
+
+
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_positions_may_reach_the_decoder_unnamed(
+    hands_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code of a model's own often takes any argument: handed on, or left out without a word."""
+    model = tiny_target()
+    own, shapes = model.forward, layer_shapes(model)
+
+    def forward(input_ids: Tensor, **given: Any) -> Any:
+        if not hands_on:
+            del given["position_ids"]
+        return own(input_ids=input_ids, **given)
+
+    monkeypatch.setattr(model, "forward", forward)
+    if hands_on:
+        assert layer_shapes(model) == shapes
+    else:
+        with pytest.raises(NotPaged, match="takes no position_ids"):
+            layer_shapes(model)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

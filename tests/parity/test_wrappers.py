@@ -41,6 +41,12 @@ WRAPPERS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {**_VISION, "num_key_value_heads": 2, "head_dim": 16},
     ),
     "Kimi_K25": ("Kimi_K25Config", IN_ONE_FORWARD["DeepseekV3"], _VISION),
+    # For sound; hands positions on to its part for text without naming them.
+    "MossTranscribeDiarize": (
+        "MossTranscribeDiarizeConfig",
+        {"model_type": "qwen3"},
+        {**_VISION, "max_source_positions": 16},
+    ),
     "Mistral3": ("Mistral3Config", {"model_type": "mistral"}, _VISION),
     "Qwen2_5_VL": ("Qwen2_5_VLConfig", {"rope_parameters": _THREE_AXES}, _DEEP_VISION),
     "Qwen3VL": ("Qwen3VLConfig", {"rope_parameters": _THREE_AXES}, _DEEP_VISION),
@@ -48,7 +54,7 @@ WRAPPERS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     # Its logits are those of all rows, whichever are wanted.
     "VideoLlama3": ("VideoLlama3Config", {"model_type": "qwen2"}, _VISION),
 }
-"""The config, and options of its parts for text and for images."""
+"""The config, and options of its parts for text and for images or sound."""
 
 
 def write_wrapper(folder: Path, name: str, **changes: object) -> PreTrainedModel:
@@ -56,11 +62,11 @@ def write_wrapper(folder: Path, name: str, **changes: object) -> PreTrainedModel
 
     changes: options of the part for text.
     """
-    config_name, text, vision = WRAPPERS[name]
-    config = getattr(transformers, config_name)(
-        text_config={**TINY_SIZES, "vocab_size": VOCAB_SIZE, **text, **changes},
-        vision_config=vision,
-    )
+    config_name, text, other = WRAPPERS[name]
+    kind = getattr(transformers, config_name)
+    part = "vision_config" if "vision_config" in kind.sub_configs_defaults else "audio_config"
+    own_text = {**TINY_SIZES, "vocab_size": VOCAB_SIZE, **text, **changes}
+    config = kind(text_config=own_text, **{part: other})
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model: PreTrainedModel = getattr(transformers, f"{name}ForConditionalGeneration")(config)

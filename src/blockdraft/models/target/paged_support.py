@@ -19,6 +19,7 @@ from blockdraft.models.supported import (
     CACHES,
     CANNOT_RUN,
     decoder_layers,
+    decoder_of,
     varying_rope_type,
 )
 
@@ -66,21 +67,21 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     empty = layers_without_keys(model)
     if len(empty) == num_layers:
         raise NotPaged("its layers keep a state and no keys, which pages are for")
-    # Others take any argument, and count positions from the start of the forward.
-    if "position_ids" not in signature(model.forward).parameters:
-        raise NotPaged("its forward pass takes no position_ids")
-    with _probing(model):
-        ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
+    ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
+    positions = torch.arange(4, device=ids.device)[None]
+    with _probing(model), _noting_positions(decoder_of(model)) as reached:
         try:
             with torch.inference_mode():
-                model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None],
-                      use_cache=False, logits_to_keep=1)  # fmt: skip
+                model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1)
         except CANNOT_RUN as error:  # its layers expect more of the attention, or a cache
             if is_out_of_memory(error):
                 raise
             reason = str(error).split("\n")[0]
             raise NotPaged(f"its forward pass without a cache fails ({reason})") from error
         shapes, windows = dict(_reports.pools or {}), set(_reports.windows)
+    # Others take any argument, and count positions from the start of the forward.
+    if not _names_positions(model) and all(given is not positions for given in reached):
+        raise NotPaged("its forward pass takes no position_ids")
     # More than the layers where each has two attentions (LongCat-Flash).
     num_pools = max(num_layers, 1 + max(shapes, default=0))
     shapes |= dict.fromkeys(empty - set(shapes), (0, 0))
@@ -101,6 +102,26 @@ def _configured_window(model: PreTrainedModel, index: int) -> int | None:
     if kinds is None or kinds[index] == "sliding_attention":
         return window
     return None if kinds[index] in ("full_attention", "hybrid") else -1
+
+
+def _names_positions(module: nn.Module) -> bool:
+    return "position_ids" in signature(module.forward).parameters
+
+
+@contextmanager
+def _noting_positions(decoder: nn.Module) -> Iterator[list[object]]:
+    """What a decoder is given as positions if it names them; its model may hand them on unnamed."""
+    reached: list[object] = []
+    if not _names_positions(decoder):
+        yield reached
+        return
+    hook = decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: reached.append(kwargs.get("position_ids")), with_kwargs=True
+    )
+    try:
+        yield reached
+    finally:
+        hook.remove()
 
 
 @contextmanager
