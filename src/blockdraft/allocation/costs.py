@@ -1,6 +1,6 @@
 """What the parts of a step cost on this machine; measured once, then learned. No torch."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,6 +32,10 @@ _HOLD = 1 / 100
 """With each surprise a knot is pulled to the cost measured at load, by this share of its distance
 (a logarithm). Without it the level could rise for ever and the knots that are met fall with it,
 since no cost that is met changes by that; the others would follow the level."""
+_SHIFT = 1 / 400
+"""With each plain step so much of what was learned of its cost alone (a logarithm) is taken to be
+the level: else what forwards of candidates miss could move the level for ever, since plain steps
+would make up for it."""
 _FADE_STEPS, _FADE = 64, 1 / 64
 """After so many plain steps that are learned from, all that drafts cost moves back to what was
 measured at load, by this share of its distance (a logarithm). Drafts that were dear for a while are
@@ -107,6 +111,17 @@ class CostCurve:
         pairs = zip(self._seconds, self._measured, strict=True)
         self._seconds = [own * (first / own) ** _FADE for own, first in pairs]
 
+    def shift(self, size: int) -> float:
+        """Move the cost of a size back a little to what was measured at first.
+
+        Returns the factor of the level with which it is again what it was.
+        """
+        before = self.at(size)
+        for knot, share in _shares(size, None):
+            self._seconds[knot] *= (self._measured[knot] / self._seconds[knot]) ** (share * _SHIFT)
+        self._seconds = _isotonic(self._seconds, self._weights)
+        return before / self.at(size)
+
     def _known(self, size: float) -> float:
         """From 0 for sizes that were never met, or not lately, to 1."""
         left, share = _place(size)
@@ -126,7 +141,11 @@ class CostCurve:
             pull = _HOLD * log(self._measured[knot] / self._seconds[knot])
             self._seconds[knot] *= 1 + share * (surprise + pull) / self._weights[knot]
             self._weights[knot] += share
-        self._seconds = _isotonic(self._seconds, self._weights)
+        # Nor does the fit move them.
+        held = 0 if above is None else bisect_right(_KNOTS, above)
+        least = self._seconds[held - 1] if held else 0.0
+        beyond = _isotonic(self._seconds[held:], self._weights[held:])
+        self._seconds[held:] = [max(seconds, least) for seconds in beyond]
         return surprise
 
     def _bounded(self, surprise: float) -> float:
@@ -255,6 +274,7 @@ class StepCosts:
         if self._num_plain <= _FIRST_PLAIN:
             self._plain.level *= 1 + surprise / (1 + self._num_plain)
         self._forward.move_level(surprise)
+        self._forward.level *= self._plain.shift(num_sequences)
         return has_changed
 
     def record_forward(

@@ -346,6 +346,23 @@ def test_candidates_that_have_become_dear_do_not_make_plain_steps_seem_dear():
     assert settled.over_plain < 1.05
 
 
+@pytest.mark.parametrize("row", [CPU.row, 0.00002])
+def test_costs_stay_where_they_are_while_noise_is_all_that_changes(row):
+    """Where rows cost next to nothing too: the level sank, and what nobody met with it."""
+    machine = Machine(row=row)
+    policy, draw = best_rate(machine), random.Random(0)
+    chances = [draw.choice([0.3, 0.5, 0.7, 0.9]) for _ in range(800)]
+    text = lambda key, now: (chances[int(now / 0.5) % 800],) * 5  # noqa: E731
+    simulate(policy, machine, text, 1, seconds=400, noise=0.08)
+    found, costs = policy._costs, machine.costs()
+    ratios = [
+        found.plain(1) / costs.plain(1),
+        found.plain(8) / costs.plain(8),
+        found.forward(6) / costs.forward(6),
+    ]
+    assert ratios == pytest.approx([1.0] * 3, abs=0.15)
+
+
 def test_plain_steps_are_frequent_again_once_their_cost_has_changed():
     account = Account()
     account.open_step(0.01)

@@ -129,6 +129,14 @@ def test_costs_of_small_sizes_that_do_not_rise_leave_others_and_the_next_machine
     assert curve.at(5) == pytest.approx(0.04, rel=0.15)
 
 
+def test_no_cost_moves_up_to_the_size_beyond_which_was_measured():
+    curve = CostCurve([(1, 0.02), (16, 0.0201)])
+    for size in (4, 6, 3) * 50:
+        curve.record_shape(size, 0.017, above=2)
+    assert [curve.at(size) for size in (1, 2)] == pytest.approx([0.02, 0.02], rel=0.002)
+    assert curve.at(6) == pytest.approx(curve.at(2))
+
+
 def test_noisy_measurements_settle_at_their_middle():
     luck, curve = random.Random(0), CostCurve(FORWARD)
     for _ in range(2000):
