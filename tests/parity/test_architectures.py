@@ -304,7 +304,12 @@ ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
     ),
     # The decoder of an encoder-decoder alone: it counts positions by its cache.
     "Pegasus": (
-        {"decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96},
+        {
+            "decoder_layers": 4,
+            "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 96,
+            "forced_eos_token_id": None,  # transformers' generate would end with it
+        },
         "takes no position_ids",
     ),
     "Zamba": (RECURRENT["Zamba"], "without a cache fails"),

@@ -50,8 +50,9 @@ def test_a_trained_drafter_passes_its_own_examination(config):
     pair = LLMConfig(target=str(config.target), drafter=str(result.drafter), dtype="float32")
     found = examine(read_pair(pair, "template"), lambda stage, share: None)
     marks = {check.name: check.mark for check in found.checks}
-    names = ["target weights", "chat template", "layer ids", "rope", "mask token", "tau, math"]
+    names = ["target weights", "chat template", "layer ids", "rope", "mask token"]
     assert {marks[name] for name in names} == {"ok"}
+    assert marks["tau, math"] == "out"  # as low as it promises: one step teaches nothing
     assert found.acceptance["math"].acceptance_length == pytest.approx(
         facts["expected"]["tau"]["math"], abs=1e-4
     )
