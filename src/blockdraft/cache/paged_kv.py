@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -85,27 +85,23 @@ class PagedKV:
 
     def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
         """Copy keys and values of all layers from slots to others, as if all at once."""
-        for stack, (sources, targets) in self._stacks_with([slots, to]):
+        sent: dict[torch.device, Tensor] = {}
+        for stack in self._stacks:
+            if stack.device not in sent:
+                sent[stack.device] = torch.tensor([slots, to], device=stack.device)
+            sources, targets = sent[stack.device]
             buffer = stack.flatten(3, 4)
             buffer.index_copy_(3, targets, buffer.index_select(3, sources))
 
     def clear_begun(self, slots: Sequence[int]) -> None:
         """Set the pages whose first slot is among these to zero.
 
-        What an earlier sequence left there may be no number, and would only be masked.
+        What an earlier sequence left there may be no number. For readers that mask it, and do not
+        look whether it is one.
         """
-        begun = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
-        if begun:
-            for stack, page_ids in self._stacks_with(begun):
-                stack.index_fill_(3, page_ids, 0)
-
-    def _stacks_with(self, numbers: Sequence[object]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every stack, and the numbers where it lies: sent to a device once."""
-        sent: dict[torch.device, Tensor] = {}
-        for stack in self._stacks:
-            if stack.device not in sent:
-                sent[stack.device] = torch.tensor(numbers, device=stack.device)
-            yield stack, sent[stack.device]
+        for page_id in {slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0}:
+            for stack in self._stacks:
+                stack[:, :, :, page_id].zero_()
 
     def repeat_first(self, page_ids: Sequence[int]) -> None:
         """Fill pages with copies of the first of them."""

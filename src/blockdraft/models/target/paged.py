@@ -144,7 +144,6 @@ class PagedTarget(TransformersTarget):
     ) -> tuple[Tensor, Tensor | None]:
         """Logits of the wanted rows and features of all rows of one forward."""
         device, num_rows = self.device, len(rows)
-        self.kv.clear_begun(rows.slots)
         if self._static is not None and (output := self._static(rows)) is not None:
             self._captured = output.captured
             features = self._take_features(num_rows, with_features)
