@@ -149,9 +149,15 @@ def walk(
         parent = choice
 
 
-def limited(policy: Policy, rows: list[Row], num_prompt_tokens: int = 0) -> list[Row]:
-    """The rows, where nothing is proposed without a model."""
-    return policy.limit(rows, num_prompt_tokens, [NOTHING] * len(rows))
+def limited(
+    policy: Policy,
+    rows: list[Row],
+    num_prompt_tokens: int = 0,
+    free: Sequence[Proposal] | None = None,
+) -> list[Row]:
+    """The rows as a policy limits them that is asked first; nothing is free unless given."""
+    policy.ask(len(rows))
+    return policy.limit(rows, num_prompt_tokens, [NOTHING] * len(rows) if free is None else free)
 
 
 def num_branches(proposal: Proposal) -> int:

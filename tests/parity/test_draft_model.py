@@ -154,7 +154,7 @@ def test_what_it_need_not_compute_is_no_lag() -> None:
         for known in (0, num_kept):
             key = engine.add(prompt, replace(PARAMS["greedy"], max_tokens=9))
             engine.step()
-            (row,) = engine.scheduler.schedule()
+            (row,) = engine.candidates.apply(engine.scheduler.schedule())
             assert drafter.lag(row) == len(prompt) - known
             assert isinstance(drafter.model.memory, Pages)
             assert drafter.model.memory.num_available == drafter.model.memory.num_pages - 1

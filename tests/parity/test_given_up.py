@@ -67,7 +67,7 @@ def test_those_that_were_given_up_draft_again_behind_the_page() -> None:
     crowd = Crowd()
     crowd.run(IDLE_STEPS)
     crowd.engine.use_fixed_drafting(5)
-    batch = crowd.engine.scheduler.schedule()
+    batch = crowd.engine.candidates.apply(crowd.engine.scheduler.schedule())
     may_draft = [crowd.drafter.lag(row) is not None for row in batch]
     assert any(may_draft)
     assert not all(may_draft)

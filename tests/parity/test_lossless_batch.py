@@ -193,7 +193,7 @@ def test_a_drafter_sees_the_same_context_however_the_prompt_was_cut(
         key = engine.add(prompt, SamplingParams(max_tokens=8))
         while engine.progress[key].sequence.is_prefilling:
             engine.step()
-        drafts.append(drafter.propose(engine.scheduler.schedule()))
+        drafts.append(drafter.propose(engine.candidates.apply(engine.scheduler.schedule())))
         engine.take(key)
     assert len(drafts[0][0]) == 5
     assert drafts[0] == drafts[1]

@@ -270,8 +270,8 @@ def test_the_block_may_change_within_a_generation(temperature: float, way: Way) 
     def shrink(engine: Engine, key: int) -> None:
         num_output = engine.progress[key].sequence.num_output
         depths = (15, 7, 0, 3)
-        engine.scheduler.model_depth = depths[min(3, num_output // 14)]
-        sizes.append(engine.scheduler.model_depth)
+        engine.candidates.model_depth = depths[min(3, num_output // 14)]
+        sizes.append(engine.candidates.model_depth)
         if isinstance(engine.drafter, DFlashDrafter):
             check_draft_context(engine, key)
 

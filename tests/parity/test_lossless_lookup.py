@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from blockdraft.allocation.policy import VerifyAll
+from blockdraft.allocation.policy import Asked, VerifyAll
 from blockdraft.cache.pages import Pages
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.request import SamplingParams
@@ -254,9 +254,9 @@ class AsksNowAndThen(VerifyAll):
 
     num_steps = 0
 
-    def asks_free(self, num_sequences: int) -> bool:
+    def ask(self, num_sequences: int) -> Asked:
         self.num_steps += 1
-        return self.num_steps % 3 == 0
+        return Asked(free=self.num_steps % 3 == 0)
 
 
 @pytest.mark.parametrize("name", PARAMS)

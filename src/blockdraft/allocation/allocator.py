@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 
-from blockdraft.allocation.policy import Outcome, Policy
+from blockdraft.allocation.policy import Asked, Outcome, Policy
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.plan import NOTHING, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.recorder import Phase
@@ -25,13 +25,13 @@ class Allocator:
         self.failures = FailureLog("the allocation failed; nothing is drafted", logger)
         self._takes_trees = takes_trees
 
-    def asks_free(self, batch: Batch) -> bool:
-        """False if nothing should be proposed without a model in this step."""
+    def ask(self, batch: Batch) -> Asked:
+        """Who may propose in the step of this batch."""
         num_decoding = sum(not row.is_prompt for row in batch)
-        asks = False
+        asked = Asked()
         with self.failures.caught():
-            asks = self.policy.asks_free(num_decoding)
-        return asks and num_decoding > 0
+            asked = self.policy.ask(num_decoding)
+        return asked if num_decoding else Asked()
 
     def limit(self, batch: Batch, free: Sequence[Proposal]) -> Batch:
         """The batch, with limits for what a model may propose for each row; see Policy.limit.

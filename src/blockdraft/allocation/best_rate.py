@@ -25,7 +25,7 @@ from blockdraft.allocation.costs import StepCosts
 from blockdraft.allocation.expectation import Trust
 from blockdraft.allocation.free_worth import FreeWorth
 from blockdraft.allocation.model_drafts import IDLE, Decision, ModelDrafts
-from blockdraft.allocation.policy import Outcome
+from blockdraft.allocation.policy import Asked, Outcome
 from blockdraft.allocation.prices import Price, StepPrices
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Phase
@@ -93,17 +93,20 @@ class BestRate:
         self._free_worth = FreeWorth()
         self._step: _Step | None = None
         self._num_steps = 0
+        self._asks_model = False
         self._behind_drafts = False
 
-    def asks_free(self, num_sequences: int) -> bool:
+    def ask(self, num_sequences: int) -> Asked:
         """See `Policy`."""
-        return self.account.may_lose and self._free_worth.asks(num_sequences)
+        self._num_steps += 1
+        self._asks_model = self._model.is_weighed(num_sequences, self._num_steps)
+        free = self.account.may_lose and self._free_worth.asks(num_sequences)
+        return Asked(free, self._asks_model)
 
     def limit(
         self, rows: Sequence[Row], num_prompt_tokens: int, free: Sequence[Proposal]
     ) -> list[Row]:
         """See `Policy`."""
-        self._num_steps += 1
         self._step = None
         if not rows:
             return []
@@ -117,7 +120,7 @@ class BestRate:
         else:
             known = FreeCandidates({}, NO_CANDIDATES, prices.plain)
         decision = IDLE
-        if may_lose or has_free:
+        if self._asks_model and (may_lose or has_free):
             decision = self._model.decide(rows, self._num_steps, prices, known)
         is_plain = not may_lose or (self.account.wants_control and prices.shows_plain_cost)
         self._step = _Step(prices, known, decision, is_plain)

@@ -103,6 +103,10 @@ class ModelDrafts:
         the step that end it."""
         self._num_steps = self._num_drafted = self._offered_at = 0
 
+    def is_weighed(self, num_sequences: int, num_steps: int) -> bool:
+        """False where nobody drafts in the step, and it is not even looked at who might."""
+        return num_sequences <= _MANY_SEQUENCES or self._weighing.is_due(num_steps)
+
     def decide(
         self, rows: Sequence[Row], num_steps: int, prices: StepPrices, free: FreeCandidates
     ) -> Decision:
@@ -111,10 +115,9 @@ class ModelDrafts:
         free: what is known without a model.
         """
         self._num_steps = num_steps
-        if prices.num_sequences > _MANY_SEQUENCES and not self._weighing.is_due(num_steps):
-            return IDLE
         able = self._able(rows)
         if not able or self._is_resting(len(able)):
+            self._weighing.attempt(num_steps)
             return IDLE
         if self._account.wants_control and prices.shows_plain_cost:
             return NOBODY

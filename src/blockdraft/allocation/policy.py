@@ -21,14 +21,30 @@ class Outcome:
     kept_nodes: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who may propose in a step: drafters without a model, and the one that runs a model."""
+
+    free: bool = False
+    model: bool = False
+
+    @property
+    def anybody(self) -> bool:
+        """False in a step of plain decoding."""
+        return self.free or self.model
+
+
 class Policy(Protocol):
     """Is asked three questions in a step about its decoding rows, and told what came of it.
 
     The same history gives the same answers. "Free" is what is proposed without running a model.
     """
 
-    def asks_free(self, num_sequences: int) -> bool:
-        """False if free proposals for so many decoding sequences take longer than they save."""
+    def ask(self, num_sequences: int) -> Asked:
+        """Who may propose in the next step, of so many decoding sequences; asked first.
+
+        Nobody where the deciding alone would take longer than what is proposed saves.
+        """
         ...
 
     def limit(
@@ -57,9 +73,9 @@ class Policy(Protocol):
 class VerifyAll:
     """Drafts and verifies as much as the requests allow, and learns nothing."""
 
-    def asks_free(self, num_sequences: int) -> bool:
+    def ask(self, num_sequences: int) -> Asked:
         """See `Policy`."""
-        return True
+        return Asked(free=True, model=True)
 
     def limit(
         self, rows: Sequence[Row], num_prompt_tokens: int, free: Sequence[Proposal]

@@ -182,6 +182,8 @@ class Row:
 
     def limited(self, num_model_tokens: int, max_model_depth: int = sys.maxsize) -> "Row":
         """The same with so many candidates of a model at most, on paths of at most so many."""
+        if not self.num_draft_tokens:
+            return self
         max_model_depth = min(max_model_depth, self.max_model_depth)
         if (num_model_tokens, max_model_depth) == (self.num_model_tokens, self.max_model_depth):
             return self

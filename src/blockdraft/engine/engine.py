@@ -21,10 +21,11 @@ from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.core.thinking import ThinkingLimit
+from blockdraft.engine.candidate_limits import CandidateLimits, least
 from blockdraft.engine.limits import RequestLimits
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
-from blockdraft.engine.scheduler import Scheduler, least
+from blockdraft.engine.scheduler import Scheduler
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.step_work import record_step, rows_work
@@ -72,10 +73,13 @@ class Engine:
             self._forget,
             max_running=max_running,
             prefill_chunk=prefill_chunk,
+            draft_context=bool(drafter.feature_layers),
+        )
+        self.candidates = CandidateLimits(
+            target.memory,
             model_depth=drafter.max_nodes,
             model_kind=drafter.kind,
             free_depth=self.proposer.free_depth,
-            draft_context=bool(drafter.feature_layers),
         )
         self.progress: dict[int, SampleRecord] = {}
         self._costs: StepCosts | None = None
@@ -155,14 +159,14 @@ class Engine:
         if draft_depth is not None and draft_depth < 1:
             raise ConfigError(f"draft_depth is {draft_depth}; give 1 or more")
         depth = least(self.drafter.max_nodes, num_draft_tokens, draft_depth)
-        self.scheduler.num_draft_tokens = num_draft_tokens
-        self.scheduler.draft_depth = draft_depth
-        self.scheduler.model_depth = depth
+        self.candidates.num_draft_tokens = num_draft_tokens
+        self.candidates.draft_depth = draft_depth
+        self.candidates.model_depth = depth
         return depth
 
     def _set_trees(self, num_nodes: int) -> None:
         """Let drafters propose trees of so many nodes at most; 0 for chains."""
-        self.scheduler.num_tree_nodes = num_nodes
+        self.candidates.num_tree_nodes = num_nodes
         self.proposer.joins_trees = num_nodes > 0 and self.target.takes_trees
 
     def add(
@@ -283,11 +287,14 @@ class Engine:
         with self.timer.step():
             with self.timer.phase("schedule"):
                 batch = self.scheduler.schedule()
-            if not batch:
-                return
+                if not batch:
+                    return
+                asked = self.allocator.ask(batch)
+                if asked.anybody:
+                    batch = self.candidates.apply(batch)
             self.proposer.open(batch)
             free = [NOTHING] * len(batch)
-            if self.allocator.asks_free(batch):
+            if asked.free:
                 with self.timer.phase("free"):
                     free = self.proposer.propose_free(batch)
             with self.timer.phase("controller"):

@@ -1,4 +1,4 @@
-"""Who runs in a step, and how many tokens each may draft. No torch."""
+"""Who runs in a step, with how many tokens. No torch."""
 
 import logging
 from collections import OrderedDict
@@ -15,11 +15,6 @@ MIN_CHUNK = 32
 logger = logging.getLogger(__name__)
 
 
-def least(limit: int, *others: int | None) -> int:
-    """The least of several limits; None is none."""
-    return min([limit, *(other for other in others if other is not None)])
-
-
 class Scheduler:
     """Continuous batching, first come, first served: each running sequence is in every step.
 
@@ -32,11 +27,6 @@ class Scheduler:
     sequence that came last is preempted: `release` forgets what was computed of it, it goes back to
     the head of the queue, and its tokens are computed again later. draft_context: whether the
     drafter keeps a context, which tokens that are reused must then have.
-
-    Limits of candidates, which the engine sets: A drafter that runs a model, of the kind
-    `model_kind`, proposes paths of at most `model_depth` tokens. The others propose paths of at
-    most `free_depth(sequence)`. Both propose trees of at most `num_tree_nodes` nodes, or chains if
-    that is 0. `num_draft_tokens` and `draft_depth` bound all of them, as those of a request do.
     """
 
     def __init__(
@@ -46,22 +36,13 @@ class Scheduler:
         *,
         max_running: int,
         prefill_chunk: int,
-        model_depth: int,
-        model_kind: str,
-        free_depth: Callable[[Sequence], int],
         draft_context: bool,
     ) -> None:
         self.memory = memory
         self._release = release
         self.max_running = max_running
         self.prefill_chunk = prefill_chunk
-        self.model_depth = model_depth
-        self._model_kind = model_kind
-        self.free_depth = free_depth
         self.draft_context = draft_context
-        self.num_tree_nodes = 0
-        self.num_draft_tokens: int | None = None
-        self.draft_depth: int | None = None
         self.num_preempted = 0
         self.waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.running: list[Sequence] = []
@@ -81,7 +62,7 @@ class Scheduler:
         return bool(self.waiting or any(s.finish_reason is None for s in self.running))
 
     def schedule(self) -> Batch:
-        """The rows of the next step; finished sequences make room for waiting ones."""
+        """The rows of the next step, without candidates; the finished make room for the waiting."""
         self.running = [s for s in self.running if s.finish_reason is None]
         num_running = len(self.running)
         self._make_room()
@@ -183,35 +164,4 @@ class Scheduler:
     def _row(self, sequence: Sequence, chunk: int) -> Row:
         start = sequence.num_cached
         new_ids = sequence.token_ids[start : start + chunk]
-        if sequence.is_prefilling:
-            return Row(sequence, new_ids, 0, is_prompt=True)
-        params = sequence.params
-        # The bonus takes the last place, so no draft can be kept there.
-        num_left = params.max_tokens - sequence.num_output - 1
-        most = self.num_draft_tokens, params.max_draft_tokens
-        longest = least(num_left, *most, self.draft_depth, params.draft_depth)
-        if longest <= 0:
-            return Row(sequence, new_ids, 0)
-        may_model = sequence.allows(self._model_kind)
-        model_depth = min(self.model_depth, longest) if may_model else 0
-        depth = max(model_depth, min(self.free_depth(sequence), longest))
-        if depth <= 0:
-            return Row(sequence, new_ids, 0)
-        num_model_tokens = max(model_depth, self.num_tree_nodes) if model_depth > 0 else 0
-        # Branches need no more depth, so short paths leave room for them whoever proposes.
-        return Row(
-            sequence,
-            new_ids,
-            self._draft_limit(sequence, least(max(depth, self.num_tree_nodes), *most)),
-            max_depth=depth,
-            num_model_tokens=num_model_tokens,
-            max_model_depth=model_depth,
-        )
-
-    def _draft_limit(self, sequence: Sequence, limit: int) -> int:
-        """The most candidates to verify of it, at most `limit`; room is reserved for them."""
-        # Drafts take what room there is; nobody is preempted for them.
-        num_tokens = len(sequence.token_ids)
-        if not self.memory.reserve(sequence.key, num_tokens + limit):
-            limit = min(limit, self.memory.room(sequence.key) - num_tokens)
-        return limit
+        return Row(sequence, new_ids, 0, is_prompt=sequence.is_prefilling)

@@ -17,7 +17,7 @@ from blockdraft.allocation.costs import KeyCosts, StepCosts
 from blockdraft.allocation.expectation import Trust
 from blockdraft.allocation.free_worth import FreeWorth
 from blockdraft.allocation.offers import Offers
-from blockdraft.allocation.policy import Outcome, VerifyAll
+from blockdraft.allocation.policy import Asked, Outcome, VerifyAll
 from blockdraft.allocation.prices import StepPrices
 from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
 from blockdraft.core.sequence import Row
@@ -680,7 +680,7 @@ def test_a_model_drafts_only_where_others_leave_it_something_to_gain():
         policy = best_rate(CPU, 5)
         policy.account.allows_try = lambda loss: False
         row = make_row(0, 16, 16).limited(5, 5)
-        (found,) = policy.limit([row], 0, [free_chain(16, share)])
+        (found,) = limited(policy, [row], 0, [free_chain(16, share)])
         assert (found.for_model().num_draft_tokens > 0) == drafts
         if drafts:
             continue
@@ -696,7 +696,7 @@ def test_nothing_is_verified_where_the_account_is_empty_or_a_plain_step_is_due()
         rows = [make_row(0, 16, 16)]
         limited(policy, rows)  # opens the account
         setattr(policy.account, name, value)
-        policy.limit(rows, 0, [free_chain(16, 0.97)])
+        limited(policy, rows, 0, [free_chain(16, 0.97)])
         assert policy._step.decision.offer is None
         assert policy.choose(rows, [free_chain(16, 0.97)]) == [NOTHING]
 
@@ -712,7 +712,7 @@ def test_what_was_not_verified_is_learned_from_the_token_of_a_plain_step():
     for token_id in (7, 99):
         before = chances()
         policy.account.credit = -1.0
-        policy.limit([row.limited(0)], 0, [guess])
+        limited(policy, [row.limited(0)], 0, [guess])
         assert policy.choose([row], [guess]) == [NOTHING]
         row.sequence.token_ids.append(token_id)
         policy.record([Outcome(row, NOTHING, [])], {"forward": 0.02})
@@ -726,7 +726,7 @@ def free_run(policy: BestRate, share: float, num_rows: int, took: float, num_ste
     rows = [make_row(key, 8, 8).limited(0) for key in range(num_rows)]
     num_asked = 0
     for _ in range(num_steps):
-        asks = policy.asks_free(num_rows)
+        asks = policy.ask(num_rows).free
         num_asked += asks
         free = [free_chain(1, share) if asks else NOTHING for _ in rows]
         chosen = policy.choose(policy.limit(rows, 0, free), free)
@@ -796,7 +796,7 @@ def test_what_it_takes_to_propose_without_a_model_is_booked():
     # The account holds eight plain steps, and gets one in a hundred.
     assert asked * 1000 * took < (8 + 1000 / 100 + 1) * CPU.base
     policy.account.credit = -1.0
-    assert not policy.asks_free(1)
+    assert not policy.ask(1).free
 
 
 def test_what_it_takes_to_decide_counts_against_what_is_proposed_without_a_model():
@@ -816,7 +816,7 @@ def test_with_an_empty_account_and_nothing_proposed_nothing_is_weighed():
     limited(policy, [row])  # opens the account
     policy.account.credit = -1.0
     policy._model.decide = policy._order = lambda *given: pytest.fail("it was weighed")
-    (own,) = policy.limit([row], 0, [NOTHING])
+    (own,) = limited(policy, [row], 0, [NOTHING])
     assert own.num_model_tokens == 0
     assert policy.choose([own], [NOTHING]) == [NOTHING]
     before = policy.account.credit
@@ -828,7 +828,7 @@ def test_free_worth_is_told_apart_by_how_many_share_a_step():
     policy = best_rate(CPU, 5)
     assert free_run(policy, 0.01, 16, 0.004, 200) < 0.3
     policy.account.credit = 1.0
-    assert policy.asks_free(1)
+    assert policy.ask(1).free
 
 
 def tries(policy: BestRate, share: float | None, num_steps: int) -> list[int]:
@@ -843,8 +843,8 @@ def tries(policy: BestRate, share: float | None, num_steps: int) -> list[int]:
     model = Proposal.chain(list(range(100, 105)), KIND, [0.05] * 5)
     found = []
     for step in range(num_steps):
-        (limited,) = policy.limit([row], 0, [free])
-        drafts = limited.for_model().num_draft_tokens > 0
+        (own,) = limited(policy, [row], 0, [free])
+        drafts = own.for_model().num_draft_tokens > 0
         if drafts:
             found.append(step)
         (chosen,) = policy.choose([row], [model if drafts else free])
@@ -882,15 +882,15 @@ def share_drafted(policy: BestRate, right: float, num_steps: int) -> float:
     free = Proposal.chain(list(range(8)), "lookup", [0.5**depth for depth in range(1, 9)])
     model = Proposal.chain(list(range(100, 105)), KIND, [0.9**depth for depth in range(1, 6)])
     for _ in range(num_steps):
-        (limited,) = policy.limit([row], 0, [free])
-        drafts = limited.for_model().num_draft_tokens > 0
+        (own,) = limited(policy, [row], 0, [free])
+        drafts = own.for_model().num_draft_tokens > 0
         num_drafted += drafts
-        (chosen,) = policy.choose([limited], [model if drafts else free])
+        (chosen,) = policy.choose([own], [model if drafts else free])
         rate, kept = right if drafts else 0.5, 0
         while kept < len(chosen) and luck.random() < rate:
             kept += 1
         seconds = {"forward": CPU.forward(1 + len(chosen)), "draft": CPU.draft(6 * drafts)}
-        policy.record([Outcome(limited, chosen, list(range(kept)))], seconds)
+        policy.record([Outcome(own, chosen, list(range(kept)))], seconds)
     return num_drafted / num_steps
 
 
@@ -909,7 +909,7 @@ def test_an_offer_that_pays_ends_the_pause_between_tries(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Offers, "of", lambda *own, **how: replace(offer(*own, **how), rate=1e9))
         patch.setattr(Offers, "may_pay", lambda *_: True)
-        policy.limit([row], 0, [free_chain(1, 0.1)])
+        limited(policy, [row], 0, [free_chain(1, 0.1)])
     assert policy._step.decision.offer is not None
     policy.choose([row], [NOTHING])
     policy.record([Outcome(row, NOTHING, [])], {"forward": CPU.base})
@@ -955,8 +955,8 @@ def test_in_a_crowd_weighing_pauses_where_it_finds_nothing(monkeypatch):
         for step in range(num_steps):
             noted = lambda *own, step=step: found.append(step) or may_pay(*own)  # noqa: E731
             monkeypatch.setattr(Offers, "may_pay", noted)
-            limited = policy.limit(rows, 0, free)
-            assert not any(row.num_model_tokens for row in limited)
+            own = limited(policy, rows, 0, free)
+            assert not any(row.num_model_tokens for row in own)
             chosen = policy.choose(rows, free)
             outcomes = [
                 Outcome(row, own, list(range(len(own))))
@@ -1028,7 +1028,7 @@ def test_no_offer_that_is_not_looked_at_would_pay(monkeypatch):
             for _ in range(200):
                 rows = [make_row(key, 8, 8).limited(5, 5) for key in range(num)]
                 free = [free_chain(luck.randrange(1, 5), luck.random()) for _ in rows]
-                drafting = policy.limit(rows, 0, free)
+                drafting = limited(policy, rows, 0, free)
                 drafts = [row.for_model().num_draft_tokens > 0 for row in drafting]
                 own = [
                     Proposal.chain(range(3), KIND, [0.9, 0.6, 0.4]) if drafts[i] else free[i]
@@ -1051,9 +1051,9 @@ class Noting(VerifyAll):
     def __init__(self) -> None:
         self.asked = []
 
-    def asks_free(self, num_sequences):
+    def ask(self, num_sequences):
         self.asked.append(num_sequences)
-        return super().asks_free(num_sequences)
+        return super().ask(num_sequences)
 
     def limit(self, rows, num_prompt_tokens, free):
         self.asked.append((len(rows), num_prompt_tokens))
@@ -1070,10 +1070,10 @@ def prompt_row(key: int, num_tokens: int) -> Row:
 def test_a_policy_is_told_of_the_tokens_of_prompts_and_asked_about_the_other_rows():
     policy, batch = Noting(), [prompt_row(0, 7), make_row(1, 5), prompt_row(2, 4)]
     allocator = Allocator(policy, takes_trees=True)
-    assert allocator.asks_free(batch)
+    assert allocator.ask(batch) == Asked(free=True, model=True)
     assert [row.num_draft_tokens for row in allocator.limit(batch, [NOTHING] * 3)] == [0, 5, 0]
     assert policy.asked == [1, (1, 11)]
-    assert not allocator.asks_free([prompt_row(0, 7)])
+    assert not allocator.ask([prompt_row(0, 7)]).anybody
 
 
 def test_candidates_that_are_taken_in_another_order_stand_behind_their_parents():

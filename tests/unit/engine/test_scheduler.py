@@ -12,6 +12,7 @@ from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import NOTHING
 from blockdraft.core.sequence import Row, Sequence
+from blockdraft.engine.candidate_limits import CandidateLimits
 from blockdraft.engine.scheduler import MIN_CHUNK, Scheduler
 from tests.samples import make_sample
 
@@ -31,12 +32,17 @@ def make_scheduler(
 ) -> Scheduler:
     memory = memory or Memory()
     options: dict[str, Any] = {"max_running": 2, "prefill_chunk": 4, "draft_context": False}
-    options |= {"model_depth": 7, "model_kind": "dflash", "free_depth": lambda sequence: 0}
 
     def close(sequence: Sequence) -> None:
         memory.close(sequence.key)
 
     return Scheduler(memory, release or close, **(options | changes))
+
+
+def make_limits(scheduler: Scheduler, **changes: Any) -> CandidateLimits:
+    options: dict[str, Any] = {"model_depth": 7, "model_kind": "dflash"}
+    options["free_depth"] = lambda sequence: 0
+    return CandidateLimits(scheduler.memory, **(options | changes))
 
 
 def start(scheduler: Scheduler, *sequences: Sequence) -> None:
@@ -110,8 +116,9 @@ def test_nothing_is_drafted_past_the_last_token(
 ) -> None:
     scheduler = make_scheduler()
     start(scheduler, make_sequence(0, num_output=num_output, num_draft_tokens=most))
-    (row,) = scheduler.schedule()
-    assert row.num_draft_tokens == expected
+    (plain,) = scheduler.schedule()
+    (row,) = make_limits(scheduler).apply([plain])
+    assert (plain.num_draft_tokens, row.num_draft_tokens) == (0, expected)
     assert row.new_ids == [row.sequence.token_ids[-1]]
     assert row.is_complete
     assert not row.is_prompt
@@ -161,7 +168,7 @@ def test_the_policy_is_asked_about_the_sequences_that_decode() -> None:
         plain,
     )
     scheduler.add(make_sequence(3, num_prompt=90))
-    rows = scheduler.schedule()
+    rows = make_limits(scheduler).apply(scheduler.schedule())
     assert [row.num_draft_tokens for row in rows] == [7, 3, 0, 0]
     rows = allocator.limit(rows, [NOTHING] * len(rows))
     assert policy.asked == [([(0, 7), (1, 3), (2, 0)], 40)]
@@ -230,7 +237,7 @@ def test_the_youngest_is_preempted_and_is_the_first_to_come_back() -> None:
         released.append(sequence.key)
         pages.close(sequence.key)
 
-    scheduler = make_scheduler(pages, release, max_running=3, model_depth=0)
+    scheduler = make_scheduler(pages, release, max_running=3)
     oldest, middle, youngest = (
         make_sequence(key, num_prompt=PAGE_SIZE - 2 - key, num_output=2, max_tokens=99)
         for key in range(3)
@@ -262,27 +269,29 @@ def test_nobody_is_preempted_for_drafts() -> None:
         make_sequence(1, num_prompt=PAGE_SIZE - 2, num_output=1),
     )
     # Four slots and one are left behind the tokens of each.
-    assert [row.num_draft_tokens for row in scheduler.schedule()] == [4, 1]
+    rows = make_limits(scheduler).apply(scheduler.schedule())
+    assert [row.num_draft_tokens for row in rows] == [4, 1]
     assert scheduler.num_preempted == 0
     pages.check_integrity()
 
 
-def with_a_large_tree(pages: Pages, **changes: Any) -> tuple[Scheduler, Sequence]:
+def with_a_large_tree(pages: Pages) -> tuple[Scheduler, CandidateLimits, Sequence]:
     """A short sequence that has had room for so many candidates that no page is free."""
-    scheduler = make_scheduler(pages, **changes)
-    scheduler.num_tree_nodes = (pages.num_pages - 1) * PAGE_SIZE - 10
+    scheduler = make_scheduler(pages)
+    limits = make_limits(scheduler)
+    limits.num_tree_nodes = (pages.num_pages - 1) * PAGE_SIZE - 10
     short = make_sequence(0, num_output=1, max_tokens=99)
     start(scheduler, short)
-    scheduler.schedule()
+    limits.apply(scheduler.schedule())
     assert pages.num_available == 0
-    return scheduler, short
+    return scheduler, limits, short
 
 
 def test_nobody_waits_for_room_that_another_has_for_candidates_alone() -> None:
     pages = Pages(9)
-    scheduler, short = with_a_large_tree(pages)
+    scheduler, limits, short = with_a_large_tree(pages)
     scheduler.add(make_sequence(1, num_prompt=6 * PAGE_SIZE))
-    rows = scheduler.schedule()
+    rows = limits.apply(scheduler.schedule())
     assert [row.sequence.key for row in rows] == [0, 1]
     # What is left is for candidates again, where they all have room.
     assert pages.room(0) == PAGE_SIZE
@@ -292,15 +301,15 @@ def test_nobody_waits_for_room_that_another_has_for_candidates_alone() -> None:
 
 def test_nobody_is_preempted_for_room_that_another_has_for_candidates_alone() -> None:
     pages = Pages(9)
-    scheduler, _ = with_a_large_tree(pages)
+    scheduler, limits, _ = with_a_large_tree(pages)
     growing = make_sequence(1, num_prompt=PAGE_SIZE - 1, num_output=1, first_id=500, max_tokens=99)
     scheduler.add(growing)
-    scheduler.schedule()
+    limits.apply(scheduler.schedule())
     growing.num_cached = PAGE_SIZE - 1
     for num_tokens in range(PAGE_SIZE + 1, PAGE_SIZE + 9):
         growing.append(5)
         growing.num_cached = num_tokens - 1
-        rows = scheduler.schedule()
+        rows = limits.apply(scheduler.schedule())
         assert [row.sequence.key for row in rows] == [0, 1]
         assert scheduler.num_preempted == 0
     pages.check_integrity()
@@ -315,8 +324,8 @@ def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
         pages,
         max_running=draw.choice([1, 3, 8]),
         prefill_chunk=draw.choice([7, 64, 512]),
-        model_depth=draw.choice([0, 7, 15]),
     )
+    limits = make_limits(scheduler, model_depth=draw.choice([0, 7, 15]))
     sequences = []
     for key in range(12):
         num_prompt = draw.randint(1, 2 * PAGE_SIZE)
@@ -329,6 +338,8 @@ def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
             break
         rows = scheduler.schedule()
         assert rows
+        if draw.random() < 0.9:  # some steps are plain
+            rows = limits.apply(rows)
         for row in rows:
             sequence = row.sequence
             end = sequence.num_cached + len(row.new_ids) + row.num_draft_tokens
@@ -350,12 +361,13 @@ def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
 
 
 def test_a_model_that_a_request_does_not_name_is_not_counted_on() -> None:
-    scheduler = make_scheduler(free_depth=lambda sequence: 4)
-    scheduler.num_tree_nodes = 15
+    scheduler = make_scheduler()
+    limits = make_limits(scheduler, free_depth=lambda sequence: 4)
+    limits.num_tree_nodes = 15
     named = make_sequence(0, num_output=1, drafters=("lookup", "dflash"))
     others = make_sequence(1, num_output=1, drafters=("lookup",))
     start(scheduler, named, others)
-    rows = scheduler.schedule()
+    rows = limits.apply(scheduler.schedule())
     assert [row.num_model_tokens for row in rows] == [15, 0]
     assert [row.max_model_depth for row in rows] == [7, 0]
     assert [row.num_draft_tokens for row in rows] == [15, 15]
@@ -363,11 +375,11 @@ def test_a_model_that_a_request_does_not_name_is_not_counted_on() -> None:
 
 
 def test_short_paths_without_a_model_may_branch_where_there_are_trees() -> None:
-    scheduler = make_scheduler(model_depth=0, free_depth=lambda sequence: 8)
-    short = make_sequence(0, num_output=1, draft_depth=2)
-    start(scheduler, short)
-    (chain,) = scheduler.schedule()
-    scheduler.num_tree_nodes = 15
-    (tree,) = scheduler.schedule()
+    scheduler = make_scheduler()
+    limits = make_limits(scheduler, model_depth=0, free_depth=lambda sequence: 8)
+    start(scheduler, make_sequence(0, num_output=1, draft_depth=2))
+    (chain,) = limits.apply(scheduler.schedule())
+    limits.num_tree_nodes = 15
+    (tree,) = limits.apply(scheduler.schedule())
     assert [chain.max_depth, chain.num_draft_tokens] == [2, 2]
     assert [tree.max_depth, tree.num_draft_tokens] == [2, 15]

@@ -18,9 +18,6 @@ def make_scheduler(memory=None, *, draft_context=True):
         memory.close,
         max_running=8,
         prefill_chunk=2 * PAGE_SIZE,
-        model_depth=3,
-        model_kind="dflash",
-        free_depth=lambda sequence: 0,
         draft_context=draft_context,
     )
 

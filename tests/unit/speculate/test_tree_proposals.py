@@ -279,8 +279,8 @@ def test_trees_are_drafted_as_they_pay_unless_asked_otherwise(tmp_path):
         assert isinstance(llm.engine.allocator.policy, BestRate)
         project = llm.engine._costs.project
         assert project(2) < 0.1 * project(256) or project(256) == 0.0
-        assert llm.engine.scheduler.num_tree_nodes == expected
-    assert load_llm(folders, num_draft_tokens=9).engine.scheduler.num_tree_nodes == 9
+        assert llm.engine.candidates.num_tree_nodes == expected
+    assert load_llm(folders, num_draft_tokens=9).engine.candidates.num_tree_nodes == 9
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"repetition_penalty": 1.3}])
@@ -332,7 +332,7 @@ def test_more_candidates_than_the_path_is_long_are_a_tree():
     target = make_target("sequential", tiny_target())
     engine = Engine(target, make_dflash(target, tiny_drafter(block_size=BLOCK)))
     with target.released_after():
-        for limits, expected in (
+        for given, expected in (
             ((), (0, 5)),
             ((4,), (0, 4)),
             ((5,), (0, 5)),
@@ -340,9 +340,9 @@ def test_more_candidates_than_the_path_is_long_are_a_tree():
             ((3, 2), (3, 2)),
             ((0,), (0, 0)),
         ):
-            engine.use_fixed_drafting(*limits)
-            scheduler = engine.scheduler
-            assert (scheduler.num_tree_nodes, scheduler.model_depth) == expected
+            engine.use_fixed_drafting(*given)
+            limits = engine.candidates
+            assert (limits.num_tree_nodes, limits.model_depth) == expected
 
 
 @pytest.mark.parametrize("num_draft_tokens", [None, 12], ids=["chains", "trees"])
