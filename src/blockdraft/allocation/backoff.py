@@ -21,6 +21,10 @@ class Backoff:
         """The attempt succeeded: the next pause is the shortest again."""
         self._pause = self._first
 
+    def restart(self) -> None:
+        """No pause now, and the shortest behind the next attempt."""
+        self._pause, self._next = self._first, 0
+
     def wait_until(self, step: int) -> None:
         """Make the pause last until this step at least."""
         self._next = max(self._next, step)

@@ -278,7 +278,7 @@ class BestRate:
         worth = prices.plain_worth(prices.num_sequences + num_kept)
         if prices.num_prompt_tokens:  # they cost otherwise
             lost = expected + (0.0 if offer is None else offer.drafting) - worth
-            self._book(step, lost)
+            self._book(step, lost, num_kept)
             return
         slower = 1.0
         if offer is not None and step.has_proposals:
@@ -290,13 +290,14 @@ class BestRate:
             num_rows = prices.num_sequences + price.num_candidates
             self._costs.record_forward(prices.num_sequences, num_rows, expected, forward / slower)
         lost = min(forward + draft - worth * slower, _OUTLIER * prices.plain_seconds * slower)
-        self._book(step, lost + project)
+        self._book(step, lost + project, num_kept)
 
-    def _book(self, step: _Step, lost: float) -> None:
+    def _book(self, step: _Step, lost: float, num_kept: int) -> None:
         self.account.book(lost)
         offer = step.decision.offer
-        if offer is not None and step.decision.is_try and step.free.has_any:
-            self._model.pause_behind_try(offer, lost, step.prices.plain_seconds)
+        if offer is not None and step.decision.is_try:
+            surplus = num_kept - offer.predicted
+            self._model.record_try(offer, lost, surplus, step.prices, step.free)
 
     def close(self, key: int) -> None:
         """See `Policy`."""

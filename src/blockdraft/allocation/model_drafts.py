@@ -23,12 +23,14 @@ _TRY_DEPTH = 3
 """In a try, at least so many nodes of the first path are verified."""
 _TRY_STEPS, _MOST_TRY_STEPS = 16, 64
 """A sequence is not tried again for _TRY_STEPS steps: tries spend what drafting has gained
-elsewhere, and must not spend all of it. Where candidates are known without a model, there is one
-pause for all sequences. It doubles with each try until drafting pays, up to _MOST_TRY_STEPS."""
-_TRY_SHARE = 1 / 500
-"""Where candidates are known without a model, tries take no more than this share of the time. The
-first try of a sequence projects the features of its whole prompt, which may take as long as a step
-of many sequences."""
+elsewhere, and must not spend all of it. Where candidates are known without a model, and in a crowd,
+there is one pause for all sequences. It doubles with each try until drafting pays, up to
+_MOST_TRY_STEPS."""
+_SHARE_BESIDE_FREE, _SHARE_IN_CROWDS = 1 / 500, 1 / 250
+"""Nor do tries take more than this share of the time there. The first try of a sequence projects
+the features of its whole prompt, which may take as long as a step of many sequences."""
+_SURPRISE = 1.0
+"""Tokens. If a try keeps so many more than expected, the next ones follow soon."""
 _MANY_SEQUENCES = 4
 """With more sequences it takes long to weigh who might draft. After a step in which nobody should,
 the next step is not weighed, then the next two, the next four, and so on up to _MOST_UNWEIGHED."""
@@ -158,7 +160,7 @@ class ModelDrafts:
         if best is not None and best.rate > free.price.rate and self._account.allows(best.loss):
             return self._paying(best, offers, promising)
         self._weighing.attempt(self._num_steps)
-        row = self._row_to_try(able, free)
+        row = self._row_to_try(able, prices, free)
         if row is None:
             return NOBODY
         made += [offers.of(promising[:num]) for num in sizes if num not in may_pay]
@@ -184,12 +186,12 @@ class ModelDrafts:
         row = drafting[self._num_drafted // _DEEP_STEPS % len(drafting)]
         return Decision(offers.of(drafting, whole=True), {row.sequence.key: row.num_slots})
 
-    def _row_to_try(self, able: list[Row], free: FreeCandidates) -> Row | None:
+    def _row_to_try(self, able: list[Row], prices: StepPrices, free: FreeCandidates) -> Row | None:
         """The row that has not drafted for the longest time, of those that may be tried now."""
         rows = [row for row in able if free.expected_of(row.sequence.key) <= _LITTLE_KNOWN]
         if not rows and self._num_steps - self._offered_at >= _MOST_UNTRIED:
             rows = able
-        if not rows or (free.has_any and not self._tries.is_due(self._num_steps)):
+        if not rows or (_share_tries(prices, free) and not self._tries.is_due(self._num_steps)):
             return None
         row = min(rows, key=self._drafted_at)
         return row if self._num_steps - self._drafted_at(row) >= _TRY_STEPS else None
@@ -235,19 +237,29 @@ class ModelDrafts:
         self._num_drafted += 1
         self._rest = None
 
-    def pause_behind_try(self, offer: Offer, lost: float, plain_seconds: float) -> None:
-        """Put the next try off until tries have taken no more than their share of the time.
+    def record_try(
+        self, offer: Offer, lost: float, surplus: float, prices: StepPrices, free: FreeCandidates
+    ) -> None:
+        """Take what a try has lost, in seconds, and the tokens kept beyond those expected of it.
 
-        lost: seconds, by a try beside candidates that are known without the model. plain_seconds:
-        of a plain step.
+        Where all sequences share one pause, it lasts the longer for the loss.
         """
-        lost = min(lost, _OUTLIER * max(offer.loss, plain_seconds))
-        least = math.ceil(max(lost, 0.0) / (_TRY_SHARE * plain_seconds))
-        self._tries.wait_until(self._num_steps + least)
+        if surplus >= _SURPRISE:
+            self._tries.restart()
+        elif _share_tries(prices, free):
+            lost = min(lost, _OUTLIER * max(offer.loss, prices.plain_seconds))
+            share = _SHARE_BESIDE_FREE if free.has_any else _SHARE_IN_CROWDS
+            least = math.ceil(max(lost, 0.0) / (share * prices.plain_seconds))
+            self._tries.wait_until(self._num_steps + least)
 
     def close(self, key: int) -> None:
         """Forget a sequence, known or not."""
         self._expectations.close(key)
+
+
+def _share_tries(prices: StepPrices, free: FreeCandidates) -> bool:
+    """True if there is one pause between tries for all sequences of a step."""
+    return free.has_any or prices.num_sequences > _MANY_SEQUENCES
 
 
 def _sizes(num: int) -> list[int]:

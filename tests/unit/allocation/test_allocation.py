@@ -944,6 +944,34 @@ def test_a_machine_that_stood_still_in_a_try_puts_no_end_to_tries():
     assert len(tries(policy, 0.1, 2500)) > 2
 
 
+def test_tries_of_a_crowd_take_little_and_follow_each_other_where_one_surprises():
+    """Nobody knows before that the drafter has become good."""
+    policy = best_rate(CPU)
+    bad = simulate(policy, CPU, lambda key, now: [0.03] * 5, 8, seconds=40)
+    assert 1.0 < bad.over_plain < 1.006
+    again = [
+        simulate(policy, CPU, lambda key, now: [0.85] * 5, 8, seconds=5, seed=seed).over_plain
+        for seed in range(6)
+    ]
+    assert max(again) < 1.02
+    assert again[-1] < 0.75
+
+
+@pytest.mark.parametrize(("num", "asks_often"), [(4, True), (16, False)])
+def test_most_steps_of_a_crowd_ask_nobody_where_nothing_pays(num, asks_often):
+    policy, asked = best_rate(CPU), []
+    ask = policy.ask
+
+    def noted(num_sequences: int) -> Asked:
+        asked.append(ask(num_sequences))
+        return asked[-1]
+
+    policy.ask = noted
+    free_run(policy, 0.01, num, 0.004, 400)
+    num_asked = sum(one.anybody for one in asked[100:])
+    assert num_asked == 300 if asks_often else 0 < num_asked < 75
+
+
 def test_in_a_crowd_weighing_pauses_where_it_finds_nothing(monkeypatch):
     may_pay = Offers.may_pay
 
