@@ -156,7 +156,8 @@ def limited(
     free: Sequence[Proposal] | None = None,
 ) -> list[Row]:
     """The rows as a policy limits them that is asked first; nothing is free unless given."""
-    policy.ask(len(rows))
+    if not policy.ask(len(rows)).is_watched:
+        return [row.limited(0) for row in rows]
     return policy.limit(rows, num_prompt_tokens, [NOTHING] * len(rows) if free is None else free)
 
 

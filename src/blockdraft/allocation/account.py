@@ -31,11 +31,15 @@ class Account:
         self._num_drafted, self._control_after = 0, _FIRST_CONTROL
         self._is_new = True
 
-    def open_step(self, plain_seconds: float) -> None:
-        """Add credit for the step about to run. plain_seconds: what it would take undrafted."""
+    def open_step(self, plain_seconds: float, num_steps: int = 1) -> None:
+        """Add credit for the step about to run, and for those before it that were not opened.
+
+        plain_seconds: what it would take undrafted.
+        """
         if self._is_new:
             self._is_new, self.credit = False, _FIRST_STEPS * plain_seconds
-        self.credit = max(self.credit, -_MOST_DEBT * plain_seconds) + _SHARE * plain_seconds
+        self.credit = max(self.credit, -_MOST_DEBT * plain_seconds)
+        self.credit += num_steps * _SHARE * plain_seconds
         self.credit = min(self.credit, _MOST_STEPS * plain_seconds)
 
     def book(self, seconds: float) -> None:

@@ -24,20 +24,23 @@ class Allocator:
         self.policy = policy
         self.failures = FailureLog("the allocation failed; nothing is drafted", logger)
         self._takes_trees = takes_trees
+        self._asked = Asked()
 
     def ask(self, batch: Batch) -> Asked:
-        """Who may propose in the step of this batch."""
+        """Who may propose in the step of this batch; asked first."""
         num_decoding = sum(not row.is_prompt for row in batch)
-        asked = Asked()
+        self._asked = Asked()
         with self.failures.caught():
-            asked = self.policy.ask(num_decoding)
-        return asked if num_decoding else Asked()
+            self._asked = self.policy.ask(num_decoding)
+        return self._asked if num_decoding else Asked()
 
     def limit(self, batch: Batch, free: Sequence[Proposal]) -> Batch:
         """The batch, with limits for what a model may propose for each row; see Policy.limit.
 
         free: what is proposed for each row already, without a model.
         """
+        if not self._asked.is_watched:
+            return batch
         decoding, usable = self._decoding(batch, free)
         num_prompt_tokens = sum(len(row.new_ids) for row in batch if row.is_prompt)
         limited: list[Row] | None = None
@@ -48,6 +51,8 @@ class Allocator:
 
     def plan(self, batch: Batch, proposals: Sequence[Proposal]) -> ForwardPlan:
         """The pass over a batch that verifies those candidates that are worth it."""
+        if not self._asked.is_watched:
+            return ForwardPlan([PlannedRow(row) for row in batch])
         decoding, usable = self._decoding(batch, proposals)
         chosen = [NOTHING] * len(decoding)
         with self.failures.caught():
@@ -76,6 +81,8 @@ class Allocator:
         seconds: Mapping[Phase, float],
     ) -> None:
         """Take the outcome of a step: the path kept in each row, and the seconds of each phase."""
+        if not self._asked.is_watched:
+            return
         with self.failures.caught():
             outcomes = [
                 Outcome(planned.row, planned.proposal, nodes)

@@ -37,7 +37,8 @@ _DECIDING: tuple[Phase, ...] = ("free", "controller")
 _DRAFT: tuple[Phase, ...] = ("draft", "draft_head", "guess")
 
 _IDLE_STEPS = 4
-"""Of steps in which nothing was weighed, only one of so many is learned from."""
+"""Of steps in which nothing was weighed, only one of so many is learned from. Of those in which
+nobody may propose, the others are not even watched."""
 _OUTLIER = 4.0
 """A step loses at most so many plain ones: a machine that was suspended tells nothing."""
 _LARGEST_AFTERMATH = 0.25
@@ -52,15 +53,16 @@ class _Step:
     """The step that was asked about last.
 
     free: what is known without a model. decision: who drafts. is_plain: nothing may be verified
-    that is known without a model. price: of what is verified, once that is chosen. predicted:
-    candidates that are expected to be kept of it. has_proposals: the model that was to draft has
-    proposed something.
+    that is known without a model. num_steps: since the last watched step. price: of what is
+    verified, once that is chosen. predicted: candidates that are expected to be kept of it.
+    has_proposals: the model that was to draft has proposed something.
     """
 
     prices: StepPrices
     free: FreeCandidates
     decision: Decision
     is_plain: bool
+    num_steps: int
     price: Price | None = None
     predicted: float = 0.0
     has_proposals: bool = False
@@ -94,6 +96,8 @@ class BestRate:
         self._step: _Step | None = None
         self._num_steps = 0
         self._asks_model = False
+        self._watched_at = 0
+        """The number of the last step that was watched."""
         self._behind_drafts = False
 
     def ask(self, num_sequences: int) -> Asked:
@@ -101,18 +105,22 @@ class BestRate:
         self._num_steps += 1
         self._asks_model = self._model.is_weighed(num_sequences, self._num_steps)
         free = self.account.may_lose and self._free_worth.asks(num_sequences)
-        return Asked(free, self._asks_model)
+        is_watched = (
+            free or self._asks_model or self._behind_drafts or self._num_steps % _IDLE_STEPS == 0
+        )
+        return Asked(free, self._asks_model, is_watched)
 
     def limit(
         self, rows: Sequence[Row], num_prompt_tokens: int, free: Sequence[Proposal]
     ) -> list[Row]:
         """See `Policy`."""
         self._step = None
+        num_steps, self._watched_at = self._num_steps - self._watched_at, self._num_steps
         if not rows:
             return []
         num_keys = sum(row.sequence.num_cached for row in rows)
         prices = StepPrices(self._costs, len(rows), num_keys, num_prompt_tokens)
-        self.account.open_step(prices.plain_seconds)
+        self.account.open_step(prices.plain_seconds, num_steps)
         may_lose, has_free = self.account.may_lose, any(free)
         if has_free:
             order = self._order(rows, free, {})
@@ -123,7 +131,7 @@ class BestRate:
         if self._asks_model and (may_lose or has_free):
             decision = self._model.decide(rows, self._num_steps, prices, known)
         is_plain = not may_lose or (self.account.wants_control and prices.shows_plain_cost)
-        self._step = _Step(prices, known, decision, is_plain)
+        self._step = _Step(prices, known, decision, is_plain, num_steps)
         if decision.offer is None:
             return [row.limited(0) for row in rows]
         keys, depth = decision.offer.keys, decision.offer.depth
@@ -202,9 +210,9 @@ class BestRate:
                 self._record_free_worth(step, deciding)
         self._behind_drafts = drafted
         if offer is None:
-            self._model.record_no_offer(num)
+            self._model.record_no_offer(num, step.num_steps)
         if not drafted:
-            self._trust.fade(num)
+            self._trust.fade(num, step.num_steps)
             if step.free.by_key:
                 self._record_unverified(step, outcomes)
             self._record_plain(step, forward, behind_drafts)

@@ -150,9 +150,11 @@ class Trust:
         sums[0] = sums[0] * _TRUST_KEPT + predicted
         sums[1] = sums[1] * _TRUST_KEPT + gained
 
-    def fade(self, num_sequences: int) -> None:
-        """No prediction was used in a step: trust moves back a little to where it began.
+    def fade(self, num_sequences: int, num_steps: int = 1) -> None:
+        """No prediction was used in so many steps: trust moves back a little to where it began.
 
         Predictions that are not believed are not used, so they could never turn out right again.
         """
-        self.record(num_sequences, 0.0, 0.0)
+        sums = self._sums.get(num_sequences.bit_length())
+        if sums is not None:
+            sums[:] = [own * _TRUST_KEPT**num_steps for own in sums]

@@ -227,10 +227,10 @@ class ModelDrafts:
         """Compare the candidates that were kept with those that an offer predicted."""
         self._trust[has_free].record(num_sequences, offer.predicted, num_kept)
 
-    def record_no_offer(self, num_sequences: int) -> None:
-        """The model has not drafted in a step of so many sequences."""
+    def record_no_offer(self, num_sequences: int, num_steps: int) -> None:
+        """The model has not drafted in the last steps, which had so many sequences."""
         for trust in self._trust.values():
-            trust.fade(num_sequences)
+            trust.fade(num_sequences, num_steps)
 
     def record_drafted(self) -> None:
         """Something was verified, of the model or without it: nothing rests any longer."""

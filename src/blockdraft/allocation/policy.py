@@ -23,10 +23,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who may propose in a step: drafters without a model, and the one that runs a model."""
+    """Who may propose in a step: drafters without a model, and the one that runs a model.
+
+    is_watched: the policy wants to be asked on, and told what came of the step.
+    """
 
     free: bool = False
     model: bool = False
+    is_watched: bool = True
 
     @property
     def anybody(self) -> bool:
@@ -43,7 +47,8 @@ class Policy(Protocol):
     def ask(self, num_sequences: int) -> Asked:
         """Who may propose in the next step, of so many decoding sequences; asked first.
 
-        Nobody where the deciding alone would take longer than what is proposed saves.
+        Nobody where the deciding alone would take longer than what is proposed saves. A step in
+        which somebody may propose is watched.
         """
         ...
 

@@ -78,9 +78,11 @@ class Proposer:
 
     def propose(self, batch: Batch, free: Items[Proposal]) -> list[Proposal]:
         """The proposal of each row: that in `free`, joined with the model's where it may draft."""
-        others = dict(zip((row.sequence.key for row in batch), free, strict=True))
-        # The model is asked without rows too: it then catches up with what must not wait longer.
         rows = [row for row in batch if row.num_draft_tokens and row.num_model_tokens]
+        if not rows:
+            self._ask(self.drafter, [])  # it catches up with what must not wait longer
+            return list(free)
+        others = dict(zip((row.sequence.key for row in batch), free, strict=True))
         drafted = self._ask_model(rows, others)
         return [
             self._merged(row, [own, drafted[row.sequence.key]])

@@ -24,7 +24,7 @@ class RowFeatures:
 
     def at(self, positions: Sequence[int]) -> Tensor:
         """[n, num_features * hidden] of n positions of the row, rising; a view where it can be."""
-        if self.places is None and len(positions) == len(self.values):
+        if self.places is None and len(positions) == self.values.shape[0]:
             return self.values
         places = list(positions)
         if self.places is not None:
