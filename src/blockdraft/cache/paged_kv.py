@@ -21,8 +21,8 @@ class PagedKV:
     Each layer has a pool [2, kv_heads, num_pages, PAGE_SIZE, head_dim], all on one device, or each
     on its own.
 
-    The memory is reserved at once and used as pages are written. What was never written is zero:
-    masked keys take part in the products, and must be finite.
+    The memory is reserved at once and used as pages are written. What a sequence has not written is
+    zero, or what another one has left, which may be no number; attention must not be misled by it.
     """
 
     def __init__(
