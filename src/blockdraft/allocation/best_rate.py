@@ -220,7 +220,10 @@ class BestRate:
         self._model.record_drafted()
         self.account.count(drafted=True, is_control=False)
         num_kept = self._record_verdicts(step, outcomes)
-        self._record_drafted(step, num_kept, forward, seconds)
+        lost = self._record_drafted(step, num_kept, forward, seconds)
+        self.account.book(lost)
+        if offer is not None and step.decision.is_try:
+            self._model.record_try(offer, lost, outcomes, step.prices, step.free)
 
     def _record_free_worth(self, step: _Step, took: float) -> None:
         """Compare what it took to propose without a model with what that was expected to save."""
@@ -277,17 +280,15 @@ class BestRate:
 
     def _record_drafted(
         self, step: _Step, num_kept: int, forward: float, seconds: Mapping[Phase, float]
-    ) -> None:
-        """Book the step, and learn what its parts cost."""
+    ) -> float:
+        """Learn what the parts of a step cost; returns the seconds that it has lost."""
         prices, price, offer = step.prices, step.price, step.decision.offer
         draft = sum(seconds.get(phase, 0.0) for phase in _DRAFT)
         project = seconds.get("project", 0.0)
         expected = prices.plain_seconds if price is None else price.forward
         worth = prices.plain_worth(prices.num_sequences + num_kept)
         if prices.num_prompt_tokens:  # they cost otherwise
-            lost = expected + (0.0 if offer is None else offer.drafting) - worth
-            self._book(step, lost, num_kept)
-            return
+            return expected + (0.0 if offer is None else offer.drafting) - worth
         slower = 1.0
         if offer is not None and step.has_proposals:
             slower = self._costs.record_slowdown(forward / expected, draft / offer.draft)
@@ -298,14 +299,7 @@ class BestRate:
             num_rows = prices.num_sequences + price.num_candidates
             self._costs.record_forward(prices.num_sequences, num_rows, expected, forward / slower)
         lost = min(forward + draft - worth * slower, _OUTLIER * prices.plain_seconds * slower)
-        self._book(step, lost + project, num_kept)
-
-    def _book(self, step: _Step, lost: float, num_kept: int) -> None:
-        self.account.book(lost)
-        offer = step.decision.offer
-        if offer is not None and step.decision.is_try:
-            surplus = num_kept - offer.predicted
-            self._model.record_try(offer, lost, surplus, step.prices, step.free)
+        return lost + project
 
     def close(self, key: int) -> None:
         """See `Policy`."""

@@ -15,6 +15,7 @@ from blockdraft.allocation.candidates import FreeCandidates, Order
 from blockdraft.allocation.costs import StepCosts
 from blockdraft.allocation.expectation import Expectation, Expectations, Trust
 from blockdraft.allocation.offers import Offer, Offers
+from blockdraft.allocation.policy import Outcome
 from blockdraft.allocation.prices import StepPrices
 from blockdraft.core.plan import Proposal
 from blockdraft.core.sequence import Row
@@ -30,7 +31,8 @@ _SHARE_BESIDE_FREE, _SHARE_IN_CROWDS = 1 / 500, 1 / 250
 """Nor do tries take more than this share of the time there. The first try of a sequence projects
 the features of its whole prompt, which may take as long as a step of many sequences."""
 _SURPRISE = 1.0
-"""Tokens. If a try keeps so many more than expected, the next ones follow soon."""
+"""Tokens. If so many more of the model's are kept in a try than expected, the next ones follow
+soon."""
 _MANY_SEQUENCES = 4
 """With more sequences it takes long to weigh who might draft. After a step in which nobody should,
 the next step is not weighed, then the next two, the next four, and so on up to _MOST_UNWEIGHED."""
@@ -238,19 +240,34 @@ class ModelDrafts:
         self._rest = None
 
     def record_try(
-        self, offer: Offer, lost: float, surplus: float, prices: StepPrices, free: FreeCandidates
+        self,
+        offer: Offer,
+        lost: float,
+        outcomes: Sequence[Outcome],
+        prices: StepPrices,
+        free: FreeCandidates,
     ) -> None:
-        """Take what a try has lost, in seconds, and the tokens kept beyond those expected of it.
+        """Take what a try has lost, in seconds, and what came of its step.
 
         Where all sequences share one pause, it lasts the longer for the loss.
         """
-        if surplus >= _SURPRISE:
+        # What others have proposed says nothing of the model, and of many sequences it varies more.
+        if self._num_own_kept(offer, outcomes) - offer.own >= _SURPRISE:
             self._tries.restart()
         elif _share_tries(prices, free):
             lost = min(lost, _OUTLIER * max(offer.loss, prices.plain_seconds))
             share = _SHARE_BESIDE_FREE if free.has_any else _SHARE_IN_CROWDS
             least = math.ceil(max(lost, 0.0) / (share * prices.plain_seconds))
             self._tries.wait_until(self._num_steps + least)
+
+    def _num_own_kept(self, offer: Offer, outcomes: Sequence[Outcome]) -> int:
+        """Candidates of the model that were kept."""
+        return sum(
+            self._model_kind in outcome.proposal.sources[node]
+            for outcome in outcomes
+            if outcome.row.sequence.key in offer.keys
+            for node in outcome.kept_nodes
+        )
 
     def close(self, key: int) -> None:
         """Forget a sequence, known or not."""

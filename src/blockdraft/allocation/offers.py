@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 
 from blockdraft.allocation.candidates import FreeProposal
 from blockdraft.allocation.costs import StepCosts
@@ -23,8 +23,9 @@ class Offer:
     keys: of these sequences. depth: of the drafts. num_slots: of each draft forward. num_lagging:
     tokens whose features are projected before. draft: seconds of all draft forwards. drafting: the
     same with the projection. rate: tokens per second, if the projection of a long text is paid over
-    several steps. predicted: candidates that are kept, if the whole prediction is believed. loss:
-    seconds beyond those that plain decoding takes for as many tokens. tokens: of the step.
+    several steps. predicted: candidates that are kept, if the whole prediction is believed. own: of
+    these, those of the sequences that the model drafts for. loss: seconds beyond those that plain
+    decoding takes for as many tokens. tokens: of the step.
     """
 
     keys: list[int]
@@ -35,6 +36,7 @@ class Offer:
     drafting: float
     rate: float
     predicted: float
+    own: float
     loss: float
     tokens: float
 
@@ -82,11 +84,13 @@ class Offers:
         prices = self._prices
         drafting = {row.sequence.key for row in rows}
         found = [
-            (own.gains, own.branches) for key, own in self._free.items() if key not in drafting
+            (own.gains, own.branches, repeat(False))
+            for key, own in self._free.items()
+            if key not in drafting
         ]
-        found += [self._with_model(row) for row in rows]
-        candidates = [pair for own in found for pair in zip(*own, strict=True)]
-        candidates.sort(key=lambda pair: -pair[0])
+        found += [(*self._with_model(row), repeat(True)) for row in rows]
+        candidates = [one for own in found for one in zip(*own, strict=False)]
+        candidates.sort(key=lambda one: -one[0])
         num_lagging = sum(self._lag_of(row) for row in rows)
         project = self._costs.project(num_lagging)
         usual = min(project, self._costs.project(_STEP_TOKENS * len(rows)))
@@ -97,8 +101,8 @@ class Offers:
         num_slots, num_forwards = self._costs.draft_forwards(len(rows), depth)
         draft = self._costs.draft(num_slots, num_forwards)
         price = prices.best(
-            [gain for gain, _ in candidates],
-            [branch for _, branch in candidates],
+            [gain for gain, _, _ in candidates],
+            [branch for _, branch, _ in candidates],
             draft + usual + (project - usual) / _WORTH_STEPS,
             least=min(least, len(candidates)),
             trust=self._trust,
@@ -112,6 +116,7 @@ class Offers:
             drafting=draft + project,
             rate=price.rate,
             predicted=(price.tokens - prices.num_sequences) / self._trust,
+            own=sum(gain for gain, _, is_own in candidates[: price.num_candidates] if is_own),
             loss=draft + project + price.forward - prices.plain_worth(price.tokens),
             tokens=price.tokens,
         )

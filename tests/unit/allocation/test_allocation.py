@@ -957,6 +957,30 @@ def test_tries_of_a_crowd_take_little_and_follow_each_other_where_one_surprises(
     assert again[-1] < 0.75
 
 
+def test_luck_of_other_drafters_does_not_make_the_tries_of_a_model_more_frequent():
+    """Of many sequences whole paths are looked up right, now many and now few of them."""
+    machine, luck = Machine(row=0.0001), random.Random(0)
+    policy, num_tries = best_rate(machine), 0
+    rows = [make_row(key, 8, 8).limited(5, 5) for key in range(16)]
+    model = Proposal.chain(list(range(100, 105)), KIND, [0.9**depth for depth in range(1, 6)])
+    for _ in range(2000):
+        free = [free_chain(5, 0.8) if key % 2 else NOTHING for key in range(16)]
+        drafting = limited(policy, rows, free=free)
+        drafts = [row.for_model().num_draft_tokens > 0 for row in drafting]
+        num_tries += any(drafts)
+        made = [model if own else other for own, other in zip(drafts, free, strict=True)]
+        outcomes, verified = [], policy.choose(drafting, made)
+        for row, chosen, is_wrong in zip(drafting, verified, drafts, strict=True):
+            kept = 0
+            while kept < len(chosen) and not is_wrong and luck.random() < 0.8:
+                kept += 1
+            outcomes.append(Outcome(row, chosen, list(range(kept))))
+        num_slots = 6 * sum(drafts)
+        forward = machine.forward(16 + sum(map(len, verified)))
+        policy.record(outcomes, {"forward": forward, "draft": machine.draft(num_slots)})
+    assert 0 < num_tries < 45
+
+
 @pytest.mark.parametrize(("num", "asks_often"), [(4, True), (16, False)])
 def test_most_steps_of_a_crowd_ask_nobody_where_nothing_pays(num, asks_often):
     policy, asked = best_rate(CPU), []
