@@ -76,7 +76,8 @@ def main() -> int:
     texts = [prompt.text for path in args.prompts for prompt in read_prompts(path)]
     texts = [text for text in texts if SHORTEST <= len(text) <= LONGEST]
     random.Random(0).shuffle(texts)
-    plain, drafted = LLM(drafter=None), LLM()
+    plain = LLM(drafter=None, max_concurrency=args.concurrency)
+    drafted = LLM(max_concurrency=args.concurrency)
     if args.bad_drafter is not None:
         make_bad(drafted, args.bad_drafter)
     if args.waiting is not None:
