@@ -5,6 +5,7 @@ from pathlib import Path
 
 from blockdraft.core.config import DEFAULT_TARGET
 from blockdraft.hub.catalog import CATALOG, WheelFile
+from blockdraft.hub.prepare import CONVERSION_VERSION
 
 
 def join_pieces(folder: Path, cache: Path) -> Path:
@@ -18,7 +19,7 @@ def join_pieces(folder: Path, cache: Path) -> Path:
     source = CATALOG[DEFAULT_TARGET].source
     assert isinstance(source, WheelFile)
     whole = cache / "work" / DEFAULT_TARGET / source.file_name
-    is_converted = any((cache / "models").glob(f"{DEFAULT_TARGET}-v*"))
+    is_converted = (cache / "models" / f"{DEFAULT_TARGET}-v{CONVERSION_VERSION}").is_dir()
     if is_converted or (whole.exists() and whole.stat().st_size == source.num_bytes):
         return whole
     pieces = sorted(folder.glob(f"{source.file_name}*"))

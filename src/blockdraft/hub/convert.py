@@ -216,6 +216,8 @@ def _save_config(config: Any, architecture: str, folder: Path) -> None:
     for stale in ("quantization_config", "_model_name_or_path"):
         config.__dict__.pop(stale, None)
     config.architectures = [architecture]
+    # Readers that do not know rope_parameters, such as those of MLX, would take their own default.
+    config.rope_theta = config.rope_parameters["rope_theta"]
     config.save_pretrained(folder)
 
 

