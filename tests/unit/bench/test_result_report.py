@@ -320,6 +320,19 @@ def test_two_runs_are_compared(folder, written):
     assert "pareto: MIXED MACHINES" not in printed
 
 
+def test_what_was_measured_once_is_not_said_to_be_apart(folder, written):
+    def once(values):
+        values["bench"]["repeats"] = 1
+        for key in ("median", "low", "high"):
+            values["points"][0]["throughput"][key] = 2.0
+
+    changed(folder / "pareto.json", once)
+    printed = run_cli(folder / "pareto.json", "--against", written).stdout
+    row = next(line for line in printed.splitlines() if "plain, concurrency 1: total tok/s" in line)
+    assert "| 2 |" in row
+    assert "APART" not in row
+
+
 def test_a_figure_that_one_run_lacks_is_said(folder, written, tmp_path):
     before = copytree(written, tmp_path / "before")
     changed(before / "pareto.json", lambda values: values["points"].pop())

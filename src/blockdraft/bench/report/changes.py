@@ -1,7 +1,7 @@
 """Two runs of the same measurement, side by side. Loads no model library."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blockdraft.bench.report.section import Grid, Section
@@ -22,6 +22,10 @@ class Figure:
         if self.low is None or self.high is None:
             return f"{self.value:.4g}"
         return f"{self.value:.4g} ({self.low:.4g}-{self.high:.4g})"
+
+
+_REPEATS = ("repeats", "pairs", "passages")
+"""Options that say how often a figure was measured. What was measured once has no spread."""
 
 
 def change_section(results: Sequence[Result], earlier: Sequence[Result]) -> Section:
@@ -119,6 +123,8 @@ def figures_of(result: Result) -> list[Figure]:
         figures = list(_FIGURES[result.kind](result))
         for figure in figures:
             str(figure)  # a value of another type is refused here, where its file is known
+    if any(1 in _options(result).get(name, ()) for name in _REPEATS):
+        figures = [replace(f, low=None, high=None) if f.low == f.high else f for f in figures]
     return figures
 
 
