@@ -24,6 +24,8 @@ class Figure:
         return f"{self.value:.4g} ({self.low:.4g}-{self.high:.4g})"
 
 
+_OPTIONS = ("bench", "config_of_requests", "settings", "goal", "traffic")
+"""Where results of several kinds have the options of their measurement; others have runs."""
 _REPEATS = ("repeats", "pairs", "passages")
 """Options that say how often a figure was measured. What was measured once has no spread."""
 
@@ -72,15 +74,15 @@ def _other_options(result: Result, before: Result) -> list[str]:
 
 
 def _options(result: Result) -> dict[str, list[Any]]:
-    """Each with its values, of which several runs of a command may have several."""
+    """Each with its values, of which several runs may have several; not where the result lies."""
     values, found = result.values, dict[str, list[Any]]()
     with damage_refused(result):
         runs = values.get("runs")
-        configs = [values.get("bench"), values.get("config_of_requests")]
+        configs = [values.get(name) for name in _OPTIONS]
         configs += [run.get("config") for run in runs] if isinstance(runs, list) else []
         for config in configs:
             for name, value in (config or {}).items():
-                if value not in found.setdefault(name, []):
+                if name != "output" and value not in found.setdefault(name, []):
                     found[name].append(value)
     return found
 
