@@ -40,6 +40,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "logprobs": 5,
             "prompt_logprobs": True,
             "logit_bias": dict.fromkeys(_COMMON, 4.0),
+            # What is biased comes again within a block: tokens ahead must count.
+            "frequency_penalty": 0.5,
         },
         "samples": {"temperature": 0.9, "n": 3},
         "all filters": {

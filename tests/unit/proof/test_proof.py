@@ -38,6 +38,7 @@ from blockdraft.proof.ways import (
     ways_of,
 )
 from blockdraft.speculate import verify as verify_module
+from blockdraft.speculate.sampler import logits as logits_module
 from blockdraft.speculate.sampler import reference
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.philox import Stream
@@ -465,6 +466,16 @@ def may_stop_behind_drafts(llm: LLM) -> AbstractContextManager[object]:
     return patch.object(reference, "processed", faulty)
 
 
+def no_penalty_for_drafts(llm: LLM) -> AbstractContextManager[object]:
+    """Penalties count what is committed, and not the draft tokens between that and a choice."""
+    penalize = logits_module.penalize
+
+    def faulty(scores: Scores, sequence: Sequence, path: list[int]) -> None:
+        penalize(scores, sequence, [])
+
+    return patch.object(logits_module, "penalize", faulty)
+
+
 def one_seed_a_step(llm: LLM) -> AbstractContextManager[None]:
     """All rows of a step are chosen with the seed of the first."""
 
@@ -486,6 +497,7 @@ def one_seed_a_step(llm: LLM) -> AbstractContextManager[None]:
     [
         (one_seed_a_step, "temperature", BATCHED),
         (may_stop_behind_drafts, "all filters", TREES),
+        (no_penalty_for_drafts, "logprobs", LOOKUP),
         (reuse_with_samples, "samples", FROM_MEMORY),
         (reuse_of_own_output, "temperature", AS_SERVED),
         (drafted_prompt_scores, "logprobs", DRAFTED),
