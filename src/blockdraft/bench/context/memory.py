@@ -43,4 +43,4 @@ def _of_target(llm: LLM) -> int:
     config: Any = load_config(llm.folder, trust_remote_code=trusts).get_text_config()
     head_dim = stored_size(head_dim_of(config))
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize
+    return int(2 * config.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize)
