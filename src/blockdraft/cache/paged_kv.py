@@ -46,6 +46,12 @@ class PagedKV:
         """Of numbers in int8 only; see Int8KV."""
         self._workspaces: dict[tuple[str, torch.device], Tensor] = {}
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one token over all layers, its scales included."""
+        held = [*self.pools, *(scale for scale in self.scales if scale is not None)]
+        return sum(tensor.nbytes for tensor in held) // (self.num_pages * PAGE_SIZE)
+
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values, each [kv_heads, n, head_dim], at slots [n], see Pages.slots."""
         buffer = self.pools[layer].flatten(2, 3)

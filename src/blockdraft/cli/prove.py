@@ -63,7 +63,9 @@ def prove(
             show_default=f"{_PROOF.max_tokens}, quick {QUICK['max_tokens']}",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampled requests.")] = _PROOF.seed,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first case; the others count on.")
+    ] = _PROOF.seed,
     output: Annotated[
         Path | None, typer.Option(help="Write the certificate, all results as JSON, to this file.")
     ] = None,

@@ -135,8 +135,16 @@ def cpu_vendor() -> str:
 
 
 def cpu_name() -> str:
-    """The model of this CPU, as much as the system says."""
-    return cpu_facts().get("model name") or platform.processor() or platform.machine()
+    """The model of this CPU, as much as the system says.
+
+    Virtual machines call several generations by one name, such as AMD EPYC, which x86's numbers of
+    family and model tell apart.
+    """
+    facts = cpu_facts()
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" not in facts or "model" not in facts:
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def cpu_facts() -> dict[str, str]:

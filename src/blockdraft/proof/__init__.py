@@ -17,7 +17,7 @@ whose stages fill one `Findings` (`findings.py`):
    check that must find each. The tests of losslessness plant the same ones.
 6. `distribution.py` counts samples of the choice rule where probabilities can be enumerated, and
    `agreement.py` asks stock transformers.
-7. `certificate.py` makes plain values of all that, with the hashes of `fingerprint.py`;
+7. `certificate.py` makes plain values of all that, with the hashes of `measure/identity.py`;
    `summary.py` puts them in words, for the terminal and for `page.py`.
 
 What an interrupt leaves is the same certificate, marked as partial.

@@ -10,17 +10,17 @@ from typing import Any
 from blockdraft.core.conversations import as_messages, as_text
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
-from blockdraft.core.request import SamplingParams
+from blockdraft.core.request import MAX_SEED, SamplingParams
 from blockdraft.core.sequence import Constraint
 from blockdraft.llm import LLM
-from blockdraft.proof.config import ProofConfig
+from blockdraft.proof.config import LEAST_TOKENS, ProofConfig
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.text.outline import Outline
 from blockdraft.text.tokenizer import THINKING_SWITCH, Tokenizer
 
 LIST = Grammar.regex(r"((yes|no|[0-9]{2}), )+")
 """What is allowed changes from token to token: now one, now many."""
-_BIASED = range(24, 40)
+_COMMON = range(24, 40)
 """Tokens of an output: most vocabularies have punctuation and digits there."""
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -39,7 +39,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "logprobs": {
             "logprobs": 5,
             "prompt_logprobs": True,
-            "logit_bias": dict.fromkeys(_BIASED, 4.0),
+            "logit_bias": dict.fromkeys(_COMMON, 4.0),
+            # What is biased comes again within a block: tokens ahead must count.
+            "frequency_penalty": 0.5,
         },
         "samples": {"temperature": 0.9, "n": 3},
         "all filters": {
@@ -48,7 +50,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "top_p": 0.95,
             "min_p": 0.02,
             "repetition_penalty": 1.1,
-            "min_tokens": 6,
+            "min_tokens": LEAST_TOKENS,
+            "stop_token_ids": tuple(_COMMON),
         },
         "sampled stop": {"temperature": 0.7, "stop": ("\n", " the ", "a"), "min_tokens": 4},
         "very hot": {"temperature": 3.0, "ignore_eos": True},
@@ -114,10 +117,12 @@ def plan_cases(
     for index, prompt in enumerate([*corpus, *own]):
         try:
             ids = encode(llm.tokenizer, prompt)
-            chosen = [names[(index + i * STRIDE) % len(names)] for i in range(config.num_settings)]
-            found = [_case(llm, prompt, ids, name, _params(name, config)) for name in chosen]
-            for case in found:
-                llm.engine.limits.check_prompt(case.prompt_ids, case.params)
+            found = []
+            for i in range(config.num_settings):
+                name = names[(index + i * STRIDE) % len(names)]
+                params = _params(name, config, index * config.num_settings + i)
+                llm.engine.limits.check_prompt(ids, params)
+                found.append(_case(llm, prompt, ids, name, params))
         except RequestError as error:
             if index >= len(corpus):
                 raise RequestError(f"prompt {prompt.id}: {error}") from error
@@ -177,9 +182,11 @@ def with_grammar(llm: LLM, case: Case) -> Case:
     return _case(llm, case.prompt, case.prompt_ids, case.setting, params)
 
 
-def _params(setting: str, config: ProofConfig) -> SamplingParams:
+def _params(setting: str, config: ProofConfig, number: int) -> SamplingParams:
+    """Of the case of that number: were seeds equal, noise of another row would not show."""
     options = {"logprobs": LOGPROBS, **SETTINGS[setting]}
-    return SamplingParams(max_tokens=config.max_tokens, seed=config.seed, **options)
+    seed = (config.seed + number) % (MAX_SEED + 1)
+    return SamplingParams(max_tokens=config.max_tokens, seed=seed, **options)
 
 
 def _case(

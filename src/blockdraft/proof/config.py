@@ -12,7 +12,7 @@ from blockdraft.core.settings import require
 class ProofConfig:
     """What a proof runs; the same values on the same machine give the same certificate.
 
-    max_tokens: most tokens of an output. seed: of the sampled requests.
+    max_tokens: most tokens of an output. seed: of the first case; each has one of its own.
     num_settings: ways to sample that each prompt is decoded with, in rotation over the prompts.
     one_of_a_kind: take the first prompt of each kind of the corpus only.
     num_context_cases, num_stock_prompts, num_noise_cases: prompts whose draft context is computed

@@ -21,6 +21,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.models.draft.context import LayerKV
 from blockdraft.proof.cases import Case
 from blockdraft.proof.lone import lone_sequence
+from blockdraft.proof.ways import TREE_SIZE
 from blockdraft.speculate.drafters.lazy_context import LazyContext
 
 BOUNDS = {torch.bfloat16: 0.1, torch.float32: 1e-3, torch.float64: 1e-9}
@@ -62,8 +63,9 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     params = SamplingParams(
         max_tokens=case.params.max_tokens, ignore_eos=True, drafters=(drafter.kind,)
     )
-    # Adaptive drafting gives a bad drafter a rest.
-    engine.use_fixed_drafting()
+    # Adaptive drafting gives a bad drafter a rest. What is kept of a chain always comes first, and
+    # what is kept of a tree may lie anywhere.
+    engine.use_fixed_drafting(TREE_SIZE * drafter.max_nodes if engine.target.takes_trees else None)
     key = engine.add(case.prompt_ids, params)
     sequence = engine.progress[key].sequence
     held: list[LayerKV] = []

@@ -18,6 +18,7 @@ from blockdraft.bench.measures import Rate, Spread
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
 from tests.bench_fakes import FakeLLM, run_bench
 from tests.command_line import shown
+from tests.small_llm import load_llm
 from tests.tiny import HIDDEN_SIZE, NUM_LAYERS
 
 LINES = Prose("lines", "".join(f"{index:09}\n" for index in range(200)))
@@ -114,6 +115,13 @@ def test_keys_and_values_are_counted_from_the_configs(llm):
     assert kv_bytes_per_token(llm) == KVBytes(NUM_LAYERS * of_layer, 2 * of_layer)
     alone = FakeLLM(folder=llm.folder, drafter_folder=None)
     assert kv_bytes_per_token(alone).draft == 0
+
+
+@pytest.mark.parametrize(("dtype", "of_head"), [("auto", 16 * 4), ("int8", 16 + 4)])
+def test_keys_and_values_are_counted_as_they_are_held(folders, dtype, of_head):
+    """In float32; numbers in int8 have a scale for each head."""
+    loaded = load_llm(folders, kv_cache_dtype=dtype)
+    assert kv_bytes_per_token(loaded).target == NUM_LAYERS * 2 * 2 * of_head
 
 
 def test_a_text_that_is_too_short_is_refused_before_anything_is_measured(llm):

@@ -320,6 +320,19 @@ def test_two_runs_are_compared(folder, written):
     assert "pareto: MIXED MACHINES" not in printed
 
 
+def test_what_was_measured_once_is_not_said_to_be_apart(folder, written):
+    def once(values):
+        values["bench"]["repeats"] = 1
+        for key in ("median", "low", "high"):
+            values["points"][0]["throughput"][key] = 2.0
+
+    changed(folder / "pareto.json", once)
+    printed = run_cli(folder / "pareto.json", "--against", written).stdout
+    row = next(line for line in printed.splitlines() if "plain, concurrency 1: total tok/s" in line)
+    assert "| 2 |" in row
+    assert "APART" not in row
+
+
 def test_a_figure_that_one_run_lacks_is_said(folder, written, tmp_path):
     before = copytree(written, tmp_path / "before")
     changed(before / "pareto.json", lambda values: values["points"].pop())
@@ -332,13 +345,20 @@ def test_a_figure_that_one_run_lacks_is_said(folder, written, tmp_path):
     assert "OTHER OPTIONS" not in printed
 
 
-def test_other_options_of_a_measurement_are_said(folder, written):
+def test_other_options_of_a_measurement_are_said(folder, written, tmp_path):
+    before = copytree(written, tmp_path / "before")
     changed(folder / "pareto.json", lambda values: values["bench"].update(max_tokens=1, seed=7))
     changed(folder / "speed.json", lambda values: values["runs"][0]["config"].update(max_tokens=1))
-    printed = run_cli(folder, "--against", written).stdout
+    options = {"temperature": "1.0", "output": "there.json"}
+    changed(folder / "ways.json", lambda values: values["settings"].update(options))
+    changed(before / "ways.json", lambda values: values["settings"].update(output="here.json"))
+    changed(folder / "plan.json", lambda values: values["goal"].update(percentile=50.0))
+    printed = run_cli(folder, "--against", before).stdout
     assert "pareto: MEASURED WITH OTHER OPTIONS: max_tokens, seed." in printed
     assert "speed: MEASURED WITH OTHER OPTIONS: max_tokens." in printed
-    assert printed.count("OTHER OPTIONS") == 2
+    assert "ways: MEASURED WITH OTHER OPTIONS: temperature." in printed
+    assert "plan: MEASURED WITH OTHER OPTIONS: percentile." in printed
+    assert printed.count("OTHER OPTIONS") == 4
 
 
 def test_prompts_that_were_cut_to_one_length_are_told_apart(tmp_path):

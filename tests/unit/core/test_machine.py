@@ -3,7 +3,13 @@ import os
 import pytest
 
 from blockdraft.core import machine as module
-from blockdraft.core.machine import busy_cores, free_memory_bytes, memory_bytes, num_cpus
+from blockdraft.core.machine import (
+    busy_cores,
+    cpu_name,
+    free_memory_bytes,
+    memory_bytes,
+    num_cpus,
+)
 
 GIB = 2**30
 
@@ -113,3 +119,16 @@ def test_busy_cores_are_those_that_this_process_may_use(tmp_path, monkeypatch):
     write((100, 100), (100, 100), (100, 100))
     assert busy_cores(proc=tmp_path) == pytest.approx(0.25)  # what we did ourselves is ours
     assert busy_cores(proc=tmp_path / "none") is None
+
+
+def test_generations_of_one_name_are_told_apart(monkeypatch):
+    facts = {"model name": "AMD EPYC", "cpu family": "25", "model": "17"}
+    monkeypatch.setattr(module, "cpu_facts", lambda: facts)
+    assert cpu_name() == "AMD EPYC (family 25, model 17)"
+    zen4, facts["model"] = cpu_name(), "1"
+    assert cpu_name() != zen4
+
+
+def test_a_cpu_without_numbers_has_its_name_alone(monkeypatch):
+    monkeypatch.setattr(module, "cpu_facts", lambda: {"model name": "Neoverse-V2"})
+    assert cpu_name() == "Neoverse-V2"

@@ -12,7 +12,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from blockdraft import LLM, ConfigError, Grammar, RequestError
-from blockdraft.core.plan import NOTHING, ForwardPlan, Proposal
+from blockdraft.core.plan import NOTHING, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target.interface import TargetOutput
 from blockdraft.proof import context, faults
@@ -38,6 +38,7 @@ from blockdraft.proof.ways import (
     ways_of,
 )
 from blockdraft.speculate import verify as verify_module
+from blockdraft.speculate.sampler import logits as logits_module
 from blockdraft.speculate.sampler import reference
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.philox import Stream
@@ -249,6 +250,19 @@ def test_the_context_check_needs_drafts(llm: LLM) -> None:
     assert not looked.is_right
 
 
+def test_the_context_check_looks_at_trees(llm: LLM) -> None:
+    """Features of the first positions of a row are right for a chain, and wrong for a branch."""
+
+    def first_positions(planned: PlannedRow, nodes: list[int]) -> list[int]:
+        return list(range(len(planned.row.new_ids) + len(nodes)))
+
+    case = plan_cases(llm, CORPUS, [], replace(CONFIG, max_tokens=64)).cases[0]
+    run(llm, [case], PLAIN)
+    assert check_context(llm.engine, case).is_right
+    with patch.object(PlannedRow, "kept_positions", first_positions):
+        assert not check_context(llm.engine, case).is_right
+
+
 def fail_in_trees(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> str:
     propose = llm.engine.drafter.propose
 
@@ -438,9 +452,52 @@ def no_bias_behind_drafts(llm: LLM) -> AbstractContextManager[object]:
     return patch.object(reference, "processed", faulty)
 
 
+def may_stop_behind_drafts(llm: LLM) -> AbstractContextManager[object]:
+    """`min_tokens` counts for the anchor's choice alone."""
+    processed = reference.processed
+
+    def faulty(scores: Scores, place: Place) -> Scores:
+        if place.num_ahead:
+            free = copy.copy(place.sequence)
+            free.params = replace(free.params, min_tokens=0)
+            place = replace(place, sequence=free)
+        return processed(scores, place)
+
+    return patch.object(reference, "processed", faulty)
+
+
+def no_penalty_for_drafts(llm: LLM) -> AbstractContextManager[object]:
+    """Penalties count what is committed, and not the draft tokens between that and a choice."""
+    penalize = logits_module.penalize
+
+    def faulty(scores: Scores, sequence: Sequence, path: list[int]) -> None:
+        penalize(scores, sequence, [])
+
+    return patch.object(logits_module, "penalize", faulty)
+
+
+def one_seed_a_step(llm: LLM) -> AbstractContextManager[None]:
+    """All rows of a step are chosen with the seed of the first."""
+
+    def faulty(plan: ForwardPlan, logits: Any) -> list[Verdict]:
+        sequences = [planned.row.sequence for planned in plan]
+        seeds = [sequence.seed for sequence in sequences]
+        for sequence in sequences:
+            sequence.seed = seeds[0]
+        verdicts = faults.verify(plan, logits)
+        for sequence, seed in zip(sequences, seeds, strict=True):
+            sequence.seed = seed
+        return verdicts
+
+    return faults.verifying_by(faulty)
+
+
 @pytest.mark.parametrize(
     ("plant", "setting", "way"),
     [
+        (one_seed_a_step, "temperature", BATCHED),
+        (may_stop_behind_drafts, "all filters", TREES),
+        (no_penalty_for_drafts, "logprobs", LOOKUP),
         (reuse_with_samples, "samples", FROM_MEMORY),
         (reuse_of_own_output, "temperature", AS_SERVED),
         (drafted_prompt_scores, "logprobs", DRAFTED),

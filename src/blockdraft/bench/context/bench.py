@@ -42,7 +42,7 @@ CONTEXT_DEFINITIONS = {
     "total_speedup_spread": "the same, passage by passage: median, lowest, highest",
     **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
     "kv_bytes": "KV cache of prompt and output: layers x key-value heads x head size x 2 x bytes "
-    "per number x tokens, without the unused part of pages",
+    "per number x tokens, with the scales of int8, without the unused part of pages",
     "num_identical": "passages whose drafted tokens equal the plain ones",
 }
 

@@ -1,4 +1,4 @@
-"""Memory of the keys and values, from the models' configs."""
+"""Memory of the keys and values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +8,7 @@ from blockdraft.kernels.heads import stored_size
 from blockdraft.llm import LLM
 from blockdraft.models.supported import head_dim_of
 from blockdraft.models.target.loading import target_without_weights
+from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.shapes import read_shape
 
 
@@ -24,14 +25,22 @@ def kv_bytes_per_token(llm: LLM) -> KVBytes:
 
     Sliding layers count like full ones: both models keep what has left the window.
     """
-    trusts = llm.config.trust_remote_code
-    target: Any = load_config(llm.folder, trust_remote_code=trusts).get_text_config()
-    head_dim = stored_size(head_dim_of(target))
-    kv_heads = getattr(target, "num_key_value_heads", None) or target.num_attention_heads
-    of_target = 2 * target.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize
+    of_target = _of_target(llm)
     if llm.drafter_folder is None:
         return KVBytes(of_target, 0)
+    trusts = llm.config.trust_remote_code
     outline = target_without_weights(llm.folder, trust_remote_code=trusts)
     shape = read_shape(llm.drafter_folder, outline, llm.dtype, trust_remote_code=trusts)
     size = 2 * sum(heads * head_dim for heads, head_dim in shape.kv_shapes)
     return KVBytes(of_target, size * llm.dtype.itemsize)
+
+
+def _of_target(llm: LLM) -> int:
+    """As its pages are, which may hold numbers in int8; by its config where it has none."""
+    if isinstance(llm.engine.target, PagedTarget):
+        return llm.engine.target.kv.token_bytes
+    trusts = llm.config.trust_remote_code
+    config: Any = load_config(llm.folder, trust_remote_code=trusts).get_text_config()
+    head_dim = stored_size(head_dim_of(config))
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize)

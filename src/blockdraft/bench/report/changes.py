@@ -1,7 +1,7 @@
 """Two runs of the same measurement, side by side. Loads no model library."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blockdraft.bench.report.section import Grid, Section
@@ -22,6 +22,12 @@ class Figure:
         if self.low is None or self.high is None:
             return f"{self.value:.4g}"
         return f"{self.value:.4g} ({self.low:.4g}-{self.high:.4g})"
+
+
+_OPTIONS = ("bench", "config_of_requests", "settings", "goal", "traffic")
+"""Where results of several kinds have the options of their measurement; others have runs."""
+_REPEATS = ("repeats", "pairs", "passages")
+"""Options that say how often a figure was measured. What was measured once has no spread."""
 
 
 def change_section(results: Sequence[Result], earlier: Sequence[Result]) -> Section:
@@ -68,15 +74,15 @@ def _other_options(result: Result, before: Result) -> list[str]:
 
 
 def _options(result: Result) -> dict[str, list[Any]]:
-    """Each with its values, of which several runs of a command may have several."""
+    """Each with its values, of which several runs may have several; not where the result lies."""
     values, found = result.values, dict[str, list[Any]]()
     with damage_refused(result):
         runs = values.get("runs")
-        configs = [values.get("bench"), values.get("config_of_requests")]
+        configs = [values.get(name) for name in _OPTIONS]
         configs += [run.get("config") for run in runs] if isinstance(runs, list) else []
         for config in configs:
             for name, value in (config or {}).items():
-                if value not in found.setdefault(name, []):
+                if name != "output" and value not in found.setdefault(name, []):
                     found[name].append(value)
     return found
 
@@ -119,6 +125,8 @@ def figures_of(result: Result) -> list[Figure]:
         figures = list(_FIGURES[result.kind](result))
         for figure in figures:
             str(figure)  # a value of another type is refused here, where its file is known
+    if any(1 in _options(result).get(name, ()) for name in _REPEATS):
+        figures = [replace(f, low=None, high=None) if f.low == f.high else f for f in figures]
     return figures
 
 

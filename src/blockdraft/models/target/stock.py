@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from blockdraft.core.config import DeviceMap, Quantize
 from blockdraft.core.request import SamplingParams
@@ -38,6 +39,8 @@ class StockModel:
             quantize=quantize,
         )
         dequantize(self._model)
+        # Its folder may ask for penalties and ends of its own, which no request here has.
+        self._model.generation_config = GenerationConfig()
         self._eos_ids = sorted(eos_ids)
 
     def generate(
@@ -47,7 +50,7 @@ class StockModel:
         ids = torch.tensor([list(prompt_ids)], device=self._model.device)
         options: dict[str, Any] = {"do_sample": False}
         if params.is_sampled:
-            # Its defaults of top-k and top-p come from the model's folder; here nothing filters.
+            # By default only the 50 best are chosen from.
             options = {"do_sample": True, "temperature": params.temperature}
             options |= {"top_k": 0, "top_p": 1.0}
         if self._eos_ids and not params.ignore_eos:

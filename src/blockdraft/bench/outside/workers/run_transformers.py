@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from talk import Decode, Settings, serve  # type: ignore[import-not-found]  # beside this script
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 LOOKUP_TOKENS = 10
@@ -38,6 +38,8 @@ def load(settings: Settings) -> Decode:
         ).to(settings["device"])
 
     model = load_model(settings["target"])
+    # Its folder may ask for penalties, which we do not apply either.
+    model.generation_config = GenerationConfig()
     options: dict[str, Any] = {"do_sample": False}
     if settings["method"] == "assisted":
         options["assistant_model"] = load_model(settings["assistant"])
