@@ -268,16 +268,20 @@ def _text_entries(tokens: TokenBytes, entries: Sequence[TokenEntry], offset: int
         "token_logprobs": [
             None if found is None else _json_logprob(found.logprob) for _, found in entries
         ],
-        "top_logprobs": [_top(tokens.text_of, found) for _, found in entries],
+        "top_logprobs": [_top(tokens.text_of, *entry) for entry in entries],
         "text_offset": offsets,
     }
 
 
-def _top(text_of: Callable[[int], str], found: TokenLogprobs | None) -> dict[str, float] | None:
+def _top(
+    text_of: Callable[[int], str], token_id: int, found: TokenLogprobs | None
+) -> dict[str, float] | None:
+    """The likeliest tokens, and the one that stands there, as OpenAI's texts have it."""
     if found is None:
         return None
     # Of tokens with the same text the likeliest stays.
-    return {text_of(token_id): _json_logprob(logprob) for token_id, logprob in reversed(found.top)}
+    told = [*found.top, (token_id, found.logprob)]
+    return {text_of(one): _json_logprob(logprob) for one, logprob in reversed(told)}
 
 
 def _json_logprob(logprob: float) -> float:

@@ -243,6 +243,16 @@ def test_text_logprobs_and_echo(server, other):
         assert [value for s in streamed if s for value in s[name]] == values
 
 
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_the_tokens_of_a_text_are_among_its_top_logprobs(server, num_top):
+    fields = {"temperature": 2.0, "seed": 1, "logprobs": num_top, "echo": True}
+    found = server.complete("the quick fox", **fields).json()["choices"][0]["logprobs"]
+    entries = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+    for token, logprob, top in list(entries)[1:]:
+        assert top[token] == logprob
+        assert num_top <= len(top) <= num_top + 1
+
+
 def test_a_text_can_be_scored_alone(server, other):
     ids = other.tokenizer.encode("the quick fox")
     answer = server.complete([ids], echo=True, logprobs=1, max_tokens=0).json()
