@@ -257,9 +257,10 @@ def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[
     keys = []
     if path is not None:
         try:
-            lines = path.read_text(encoding="ascii").splitlines()
+            # Comments may be in any language; the keys themselves are checked by ServeConfig.
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not plain ASCII"
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ConfigError(
                 f"cannot read the API keys of {path}: {reason}; give a file with one per line"
             ) from error
