@@ -88,7 +88,7 @@ class Guard:
         try:
             await self._answer(scope, receive, reply)
         except ClientGone:
-            reply.status = 499
+            reply.status = 499  # as nginx logs it; nothing is sent
         except asyncio.CancelledError:
             # At the second signal the event loop ends with its requests.
             if not self._traffic.is_draining:
@@ -104,7 +104,7 @@ class Guard:
                 await as_api_error(error).response(scope["path"])(scope, receive, reply)
         finally:
             self._traffic.leave()
-            if reply.status >= 400:
+            if reply.has_begun and reply.status >= 400:
                 self._count_refused(reply.status)
             _log(scope, reply.status, perf_counter() - started)
 
