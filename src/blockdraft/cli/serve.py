@@ -182,6 +182,11 @@ def serve(
     config = _serve_config(ctx.params, _read_keys(ctx, api_key_file, api_key))
     llm_config = options.llm_config(ctx.params)
     given = _given(ctx)
+    # Other servers take the model so: `vllm serve MODEL`.
+    if extra and not extra[0].startswith("-"):
+        raise ConfigError(
+            f"{extra[0]} belongs to no option; if it is a model, give --target {extra[0]}"
+        )
     if engine == OWN_ENGINE:
         _refuse_engine_options(ctx.params, given)
         _serve_ourselves(llm_config, config)
