@@ -243,6 +243,15 @@ def test_text_logprobs_and_echo(server, other):
         assert [value for s in streamed if s for value in s[name]] == values
 
 
+def test_no_event_holds_what_clients_take_for_the_end_of_a_line(server):
+    text = "a\u2028b\u2029c\x85d\x1ce"
+    body = {"prompt": text, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "echo": True}
+    events = server.events(TEXT, **body)  # httpx splits as str.splitlines does
+    whole = server.complete(text, max_tokens=2, echo=True).json()["choices"][0]["text"]
+    assert whole.startswith(text)
+    assert "".join(event["choices"][0]["text"] for event in events) == whole
+
+
 @pytest.mark.parametrize("num_top", [0, 2])
 def test_the_tokens_of_a_text_are_among_its_top_logprobs(server, num_top):
     fields = {"temperature": 2.0, "seed": 1, "logprobs": num_top, "echo": True}
