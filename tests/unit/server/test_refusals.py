@@ -129,6 +129,7 @@ SAMPLING = [
     ("response_format", {"type": "json_object", "json_schema": SCHEMA}),
     ("response_format", {"type": "text", "json_schema": SCHEMA}),
     ("response_format", {"type": "text", "schema": {}}),
+    ("response_format", {"type": "json_schema", "json_schema": SCHEMA, "schema": {}}),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
     ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "strict": "yes"}}),
     ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "more": 1}}),
