@@ -611,6 +611,21 @@ def test_an_unknown_route_is_named_in_the_same_envelope(server, method, path, st
 
 
 @pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/chat/completions", "with /v1"),
+        ("/v1/v1/messages", "without /v1"),
+        ("/v1/health", "without /v1"),
+        ("/v2/messages", "/openapi.json"),
+    ],
+)
+def test_an_address_of_the_other_client_is_put_right(server, path, remedy):
+    error = error_of(server.client.post(path, json={}), 404)
+    assert f" {remedy} " in error["message"]
+
+
+
+@pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("/tokenize", {}, "prompt"),
