@@ -20,7 +20,7 @@ from blockdraft.core.errors import (
     RequestTimeout,
 )
 
-ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -72,9 +72,13 @@ class ApiError(Exception):
 
     def response(self, path: str) -> JSONResponse:
         """As the answer to a request for `path`, in the form that its clients know."""
-        is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
-        body = self.anthropic_body if is_anthropic else self.body
+        body = self.anthropic_body if is_anthropic(path) else self.body
         return JSONResponse(body, self.status, self.headers)
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path is one of Anthropic's routes, or below."""
+    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
 
 
 def unknown_model(name: str, served: str) -> ApiError:

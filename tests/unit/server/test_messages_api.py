@@ -437,6 +437,15 @@ def test_the_key_is_taken_in_either_header(server):
         assert answer.status_code == status, headers
 
 
+def test_the_client_knows_the_id_of_its_request(server, client):
+    headers = {"x-request-id": "job-7"}
+    assert ask(client, extra_headers=headers)._request_id == "job-7"
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        ask(client, model="claude", extra_headers=headers)
+    assert refused.value.request_id == "job-7"
+    assert "request-id" not in server.client.get("/v1/models").headers
+
+
 def test_a_stream_that_fails_ends_with_its_reason(client, monkeypatch):
     async def fail(self):
         raise RuntimeError("secret")
