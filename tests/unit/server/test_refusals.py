@@ -624,7 +624,6 @@ def test_an_address_of_the_other_client_is_put_right(server, path, remedy):
     assert f" {remedy} " in error["message"]
 
 
-
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
