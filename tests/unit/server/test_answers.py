@@ -252,6 +252,28 @@ def test_no_event_holds_what_clients_take_for_the_end_of_a_line(server):
     assert "".join(event["choices"][0]["text"] for event in events) == whole
 
 
+def test_offsets_are_places_in_the_text(server, other):
+    """Its first token has no text, and its other letters have several tokens each."""
+    prompt = "<|start|>thé 🙂 abc"
+    ids = other.tokenizer.encode(prompt)
+    fields = {"logprobs": 0, "temperature": 2.0, "seed": 4}
+    whole = server.complete(ids, echo=True, **fields).json()["choices"][0]
+    shown = prompt.removeprefix("<|start|>")
+    assert whole["text"].startswith(shown)
+    found = whole["logprobs"]
+    assert found["text_offset"][0] == found["text_offset"][1] == 0
+    assert found["text_offset"][len(ids)] == len(shown)
+    for token, offset in list(zip(found["tokens"], found["text_offset"], strict=True))[
+        1 : len(ids)
+    ]:
+        assert token.startswith("bytes:") or whole["text"].startswith(token, offset)
+    plain = server.complete(ids, **fields).json()["choices"][0]["logprobs"]
+    assert plain["text_offset"] == [at - len(shown) for at in found["text_offset"][len(ids) :]]
+    body = {"prompt": ids, "max_tokens": 24, "ignore_eos": True, "echo": True, **fields}
+    streamed = [event["choices"][0]["logprobs"] for event in server.events(TEXT, **body)]
+    assert [at for one in streamed if one for at in one["text_offset"]] == found["text_offset"]
+
+
 @pytest.mark.parametrize("num_top", [0, 2])
 def test_the_tokens_of_a_text_are_among_its_top_logprobs(server, num_top):
     fields = {"temperature": 2.0, "seed": 1, "logprobs": num_top, "echo": True}
