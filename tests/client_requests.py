@@ -903,6 +903,11 @@ VLLM = [
         JSON,
     ),
     Sent(
+        "llama.cpp: json_schema with its schema beside it",
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        JSON,
+    ),
+    Sent(
         "tgi: a grammar as a format",
         {"response_format": {"type": "json", "value": SCHEMA}},
         Refused("response_format.type", "json_schema"),

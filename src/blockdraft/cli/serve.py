@@ -182,6 +182,11 @@ def serve(
     config = _serve_config(ctx.params, _read_keys(ctx, api_key_file, api_key))
     llm_config = options.llm_config(ctx.params)
     given = _given(ctx)
+    # Other servers take the model so: `vllm serve MODEL`.
+    if extra and not extra[0].startswith("-"):
+        raise ConfigError(
+            f"{extra[0]} belongs to no option; if it is a model, give --target {extra[0]}"
+        )
     if engine == OWN_ENGINE:
         _refuse_engine_options(ctx.params, given)
         _serve_ourselves(llm_config, config)
@@ -257,9 +262,10 @@ def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[
     keys = []
     if path is not None:
         try:
-            lines = path.read_text(encoding="ascii").splitlines()
+            # Comments may be in any language; the keys themselves are checked by ServeConfig.
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not plain ASCII"
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ConfigError(
                 f"cannot read the API keys of {path}: {reason}; give a file with one per line"
             ) from error

@@ -44,7 +44,7 @@ from blockdraft.server.errors import (
 )
 from blockdraft.server.extras import tell_of_ignored
 from blockdraft.server.guard import Guard, Traffic
-from blockdraft.server.headers import REQUEST_ID, WARNING, ResponseHeaders
+from blockdraft.server.headers import REQUEST_IDS, WARNING, ResponseHeaders
 from blockdraft.server.json_route import JsonRoute
 from blockdraft.server.messages_api.reply import count_tokens, start_message
 from blockdraft.server.messages_api.schema import CountRequest, MessagesRequest
@@ -111,7 +111,7 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
             allow_origins=list(service.config.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # clients tell of themselves in many: x-stainless-os, x-api-key
-            expose_headers=[REQUEST_ID, WARNING, "retry-after", "x-should-retry"],
+            expose_headers=[*REQUEST_IDS, WARNING, "retry-after", "x-should-retry"],
         )
     app.add_middleware(ResponseHeaders)
     app.add_middleware(UnderPrefix, prefix=service.config.root_path)

@@ -1,6 +1,8 @@
 """Connections that rest are closed, or they would use up the process's files and memory."""
 
 import asyncio
+import ipaddress
+from contextlib import suppress
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,6 +26,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)  # type: ignore[arg-type]
+        if self.client is not None:
+            self.client = (_plain(self.client[0]), self.client[1])
         self._await_request()
         self._look_at_reader()
 
@@ -92,3 +96,14 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _plain(address: str) -> str:
+    """An address of IPv4 as proxies are named by it, and not as ::ffff:127.0.0.1.
+
+    A socket that takes connections of IPv4 and IPv6 (--host ::) tells of it so.
+    """
+    with suppress(ValueError):
+        mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
+        return address if mapped is None else str(mapped)
+    return address

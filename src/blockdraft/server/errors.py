@@ -20,7 +20,7 @@ from blockdraft.core.errors import (
     RequestTimeout,
 )
 
-ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -72,9 +72,13 @@ class ApiError(Exception):
 
     def response(self, path: str) -> JSONResponse:
         """As the answer to a request for `path`, in the form that its clients know."""
-        is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
-        body = self.anthropic_body if is_anthropic else self.body
+        body = self.anthropic_body if is_anthropic(path) else self.body
         return JSONResponse(body, self.status, self.headers)
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path is one of Anthropic's routes, or below."""
+    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
 
 
 def unknown_model(name: str, served: str) -> ApiError:
@@ -216,12 +220,22 @@ async def answer_unknown_route(request: Request, error: Exception) -> JSONRespon
     """Handler of HTTPException: of what is asked for, and how."""
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
-    message = f"{asked:.200}: {error.detail}; /openapi.json lists the routes"
+    message = f"{asked:.200}: {error.detail}; {_way_to_a_route(request)}"
     headers = dict(error.headers or {})
     if headers.get("Allow") == "GET":
         headers["Allow"] = "GET, HEAD"  # which the guard makes a GET
     refusal = ApiError(error.status_code, message, headers=headers)
     return refusal.response(request.url.path)
+
+
+def _way_to_a_route(request: Request) -> str:
+    """OpenAI's clients are given an address with /v1 at its end, and Anthropic's one without."""
+    path, paths = request.url.path, {getattr(route, "path", "") for route in request.app.routes}
+    if f"/v1{path}" in paths:
+        return "give the client the server's address with /v1 at its end"
+    if path.startswith("/v1/") and path.removeprefix("/v1") in paths:
+        return "give the client the server's address without /v1 at its end"
+    return "/openapi.json lists the routes"
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:

@@ -88,7 +88,7 @@ class Guard:
         try:
             await self._answer(scope, receive, reply)
         except ClientGone:
-            reply.status = 499
+            reply.status = 499  # as nginx logs it; nothing is sent
         except asyncio.CancelledError:
             # At the second signal the event loop ends with its requests.
             if not self._traffic.is_draining:
@@ -104,7 +104,7 @@ class Guard:
                 await as_api_error(error).response(scope["path"])(scope, receive, reply)
         finally:
             self._traffic.leave()
-            if reply.status >= 400:
+            if reply.has_begun and reply.status >= 400:
                 self._count_refused(reply.status)
             _log(scope, reply.status, perf_counter() - started)
 
@@ -150,17 +150,20 @@ class Guard:
 
     def _check_key(self, scope: Scope) -> int:
         """The place of the key that was given among those of the server."""
-        given = _header(scope, b"authorization")
-        if not given:  # Anthropic's clients
-            given = b"Bearer " + _header(scope, b"x-api-key")
-        scheme, _, key = given.partition(b" ")
-        found = None
-        digest = _digest(key.strip())
+        scheme, _, token = _header(scope, b"authorization").partition(b" ")
+        # The first header may be meant for a proxy in front (Basic), or for another service:
+        # Anthropic's clients send both if their environment has a token.
+        given = [token] if scheme.lower() == b"bearer" else []
+        given.append(_header(scope, b"x-api-key"))
+        digests = [_digest(key.strip()) for key in given]
         # All of them are compared, in constant time: the time tells nothing about any key.
-        for index, own in enumerate(self._keys):
-            if hmac.compare_digest(digest, own):
-                found = index
-        if found is None or scheme.lower() != b"bearer":
+        found = [
+            index
+            for digest in digests
+            for index, own in enumerate(self._keys)
+            if hmac.compare_digest(digest, own)
+        ]
+        if not found:
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as "
@@ -169,7 +172,7 @@ class Guard:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        return found
+        return found[0]
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
         declared = _header(scope, b"content-length")

@@ -6,7 +6,12 @@ import secrets
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blockdraft.server.errors import is_anthropic
+
 REQUEST_ID = "x-request-id"
+_ANTHROPIC_REQUEST_ID = "request-id"
+"""Where Anthropic's clients look for it, to show it with an error."""
+REQUEST_IDS = (REQUEST_ID, _ANTHROPIC_REQUEST_ID)
 WARNING = "warning"
 _ID = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")
 
@@ -33,6 +38,8 @@ class ResponseHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = state["request_id"]
+                if is_anthropic(scope["path"]):
+                    headers[_ANTHROPIC_REQUEST_ID] = state["request_id"]
                 if "warning" in state:
                     headers[WARNING] = state["warning"]
             await send(message)

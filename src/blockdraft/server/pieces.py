@@ -17,6 +17,7 @@ from blockdraft.server.calls import Call
 from blockdraft.server.parts import AnswerParser, AnswerPart, join_parts
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.kinds import Kind, token_kinds
+from blockdraft.text.stream_decoder import StreamDecoder
 
 TokenEntry = tuple[int, TokenLogprobs | None]
 """A token and its log-probability; the first token of a prompt has none."""
@@ -35,8 +36,8 @@ class SampleFailed(BlockdraftError):
 class Piece:
     """What one chunk adds to the choice of index `index`. `completion` comes with the last one.
 
-    `entries` are there if log-probabilities were asked for; `text_offset` is where the text of the
-    first of them begins. `rounds` are there if they were asked for, and with the last piece
+    `entries` are there if log-probabilities were asked for; `text_offsets` are where the text of
+    each of them begins. `rounds` are there if they were asked for, and with the last piece
     `token_kinds`, those of all tokens of the choice. `finish_reason` is OpenAI's, and comes with
     the completion, as does the `receipt` if one was asked for.
     """
@@ -45,7 +46,7 @@ class Piece:
     parts: list[AnswerPart] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
-    text_offset: int = 0
+    text_offsets: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_kinds: list[Kind] = field(default_factory=list)
     completion: Completion | None = None
@@ -81,6 +82,7 @@ class Piece:
         join_parts(self.parts, other.parts)
         self.token_ids += other.token_ids
         self.entries += other.entries
+        self.text_offsets += other.text_offsets
         self.completion = other.completion
         self.finish_reason = other.finish_reason
         self.receipt = other.receipt
@@ -101,16 +103,17 @@ class Answer:
     parser: makes what finds the parts of a choice. echoes: of each prompt, or empty. deadline: in
     the event loop's time. with_rounds: pieces tell what each target pass drafted; of a stream only.
     receipt: makes that of a finished sample, if receipts were asked for. shape_param: the parameter
-    that says what the answer must look like, if one does.
+    that says what the answer must look like, if one does. decoder: of a text, what makes its
+    characters of tokens, behind those that are given; they tell where in it a token begins.
     """
 
     stream: Stream
     jobs: Sequence[Job]
     deadline: float
     seconds: float
-    token_text: Callable[[int], str]
     parser: Callable[[], AnswerParser]
     echoes: Sequence[Echo] = ()
+    decoder: Callable[[Sequence[int]], StreamDecoder] | None = None
     with_rounds: bool = False
     receipt: Callable[[Job, Completion], Receipt] | None = None
     shape_param: str | None = None
@@ -174,6 +177,7 @@ class _Choice:
         self._answer = answer
         self._parser = answer.parser()
         self._has_begun = False
+        self._decoder: StreamDecoder | None = None
         self._text_offset = 0
         self._token_texts: list[str] = []
 
@@ -192,8 +196,11 @@ class _Choice:
         self._has_begun = True
         if self._answer.with_rounds:
             self._add_rounds(piece, chunk)
-        piece.text_offset = self._text_offset
-        self._text_offset += sum(len(self._answer.token_text(i)) for i, _ in piece.entries)
+        if self._answer.decoder is not None and piece.entries:
+            # An echo begins with the prompt; other texts stand behind it.
+            behind = () if echo is not None else self._answer.jobs[chunk.prompt_index].prompt_ids
+            self._decoder = self._decoder or self._answer.decoder(behind)
+            self._add_offsets(piece, self._decoder)
         piece.finish_reason = self._finish_reason(chunk.completion)
         if self._answer.receipt is not None and chunk.completion is not None:
             job = self._answer.jobs[chunk.prompt_index]
@@ -210,6 +217,12 @@ class _Choice:
             return None
         is_stop = completion.finish_reason == "stop"
         return "tool_calls" if self._parser.can_be_run and is_stop else completion.finish_reason
+
+    def _add_offsets(self, piece: Piece, decoder: StreamDecoder) -> None:
+        """What is no text has no length, and a character of several tokens is the last one's."""
+        for token_id, _ in piece.entries:
+            piece.text_offsets.append(self._text_offset)
+            self._text_offset += len(decoder.push(token_id))
 
     def _add_rounds(self, piece: Piece, chunk: Chunk) -> None:
         piece.rounds = list(chunk.rounds)

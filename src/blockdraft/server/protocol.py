@@ -103,7 +103,7 @@ class JsonSchemaFormat(_Exact):
 
 
 class ResponseFormat(_Exact):
-    """The answer's format; `schema` with json_object is a habit of other engines."""
+    """The answer's format; `schema` beside the type is a habit of other engines."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None

@@ -127,7 +127,7 @@ class CompletionForm:
         """A whole answer."""
         choice: Json = {"index": piece.index, "text": piece.content, "logprobs": None}
         if self._with_logprobs and piece.entries:
-            choice["logprobs"] = _text_entries(self._tokens, piece.entries, piece.text_offset)
+            choice["logprobs"] = _text_entries(self._tokens, piece.entries, piece.text_offsets)
         if self.with_ids:
             choice["token_ids"] = piece.token_ids
             choice["prompt_token_ids"] = list(self._prompts[piece.index // self._n])
@@ -257,27 +257,26 @@ def _chat_token(tokens: TokenBytes, token_id: int, logprob: float) -> Json:
     }
 
 
-def _text_entries(tokens: TokenBytes, entries: Sequence[TokenEntry], offset: int) -> Json:
-    texts = [tokens.text_of(token_id) for token_id, _ in entries]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+def _text_entries(tokens: TokenBytes, entries: Sequence[TokenEntry], offsets: list[int]) -> Json:
     return {
-        "tokens": texts,
+        "tokens": [tokens.text_of(token_id) for token_id, _ in entries],
         "token_logprobs": [
             None if found is None else _json_logprob(found.logprob) for _, found in entries
         ],
-        "top_logprobs": [_top(tokens.text_of, found) for _, found in entries],
+        "top_logprobs": [_top(tokens.text_of, *entry) for entry in entries],
         "text_offset": offsets,
     }
 
 
-def _top(text_of: Callable[[int], str], found: TokenLogprobs | None) -> dict[str, float] | None:
+def _top(
+    text_of: Callable[[int], str], token_id: int, found: TokenLogprobs | None
+) -> dict[str, float] | None:
+    """The likeliest tokens, and the one that stands there, as OpenAI's texts have it."""
     if found is None:
         return None
     # Of tokens with the same text the likeliest stays.
-    return {text_of(token_id): _json_logprob(logprob) for token_id, logprob in reversed(found.top)}
+    told = [*found.top, (token_id, found.logprob)]
+    return {text_of(one): _json_logprob(logprob) for one, logprob in reversed(told)}
 
 
 def _json_logprob(logprob: float) -> float:

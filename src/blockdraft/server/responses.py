@@ -13,6 +13,8 @@ from starlette.types import Receive, Scope, Send
 KEEP_ALIVE_SECONDS = 10.0
 """A stream is never silent for longer: proxies and clients close what seems dead."""
 _COMMENT = b": keep-alive\n\n"
+_ENDS_OF_LINES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "\x85\u2028\u2029"}
+"""They end no line of an event, but many clients take them for that (httpx's iter_lines)."""
 
 SLOW_READER_SECONDS = 5.0
 """A reader gets so much longer than the request may take, to fetch the end of a stream."""
@@ -125,7 +127,7 @@ class EventStream(Response):
     def _line(self, event: dict[str, Any]) -> bytes:
         name = f"event: {event['type']}\n" if self._names_events else ""
         data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-        return f"{name}data: {data}\n\n".encode()
+        return f"{name}data: {data.translate(_ENDS_OF_LINES)}\n\n".encode()
 
 
 class _Writer:

@@ -46,6 +46,7 @@ from blockdraft.server.session import Session
 from blockdraft.server.shape import Shape, Toolbox, read_shape
 from blockdraft.text.grammar import CompiledGrammar
 from blockdraft.text.harmony import harmony_marks
+from blockdraft.text.stream_decoder import StreamDecoder
 from blockdraft.text.token_bytes import TokenBytes
 from blockdraft.text.tokenizer import Tokenizer
 
@@ -281,9 +282,9 @@ class Service:
             jobs=jobs,
             deadline=asyncio.get_running_loop().time() + seconds,
             seconds=seconds,
-            token_text=self.tokens.text_of,
             parser=parser,
             echoes=echoes,
+            decoder=None if isinstance(form, ChatForm) else partial(StreamDecoder, self.tokenizer),
             with_rounds=bool(request.stream and options.include_rounds),
             receipt=self._receipts.make if request.receipt else None,
             shape_param=None if shape is None else shape.param,

@@ -182,20 +182,23 @@ def _wanted_shape(request: ShapeFields) -> Shape | None:
 def _format_shapes(wanted: ResponseFormat | None) -> Iterator[Shape]:
     if wanted is None:
         return
-    for name, owner in (("json_schema", "json_schema"), ("schema_", "json_object")):
-        if getattr(wanted, name) is not None and wanted.type != owner:
-            raise RequestError(
-                f"response_format {wanted.type} takes no {name.rstrip('_')}; leave it out",
-                param="response_format",
-            )
+    kind, named, schema = wanted.type, wanted.json_schema, wanted.schema_
+    unfit = None
+    if named is not None and kind != "json_schema":
+        unfit = "json_schema"
+    # llama.cpp's clients put a schema beside either type of JSON.
+    elif schema is not None and (kind == "text" or named is not None):
+        unfit = "schema"
     with blaming("response_format"):
-        if wanted.type == "json_object":
-            grammar = Grammar.json_schema(wanted.schema_ or _ANY_OBJECT)
-            yield Shape(grammar, "response_format")
-        elif wanted.type == "json_schema":
-            if wanted.json_schema is None:
+        if unfit is not None:
+            raise RequestError(f"response_format {kind} takes no {unfit} here; leave it out")
+        if kind == "json_object":
+            yield Shape(Grammar.json_schema(schema or _ANY_OBJECT), "response_format")
+        elif kind == "json_schema":
+            schema = schema if named is None else named.schema_
+            if schema is None:
                 raise RequestError("response_format lacks json_schema; give it")
-            yield Shape(Grammar.json_schema(wanted.json_schema.schema_), "response_format")
+            yield Shape(Grammar.json_schema(schema), "response_format")
 
 
 def _structured_shapes(wanted: StructuredOutputs | None) -> Iterator[Shape]:

@@ -75,7 +75,8 @@ def test_the_keys_of_a_file_have_their_numbers_whatever_the_environment_adds(tmp
     served = []
     monkeypatch.setattr(serve, "_serve_ourselves", lambda llm, config: served.append(config))
     monkeypatch.setenv("BLOCKDRAFT_API_KEY", "of-the-environment")
-    (tmp_path / "keys").write_text("# two of them\nfirst\n  # and\nsecond\n", encoding="ascii")
+    text = "# two of them, für Zoë\u2028\x85\nfirst\r\n  # and\nsecond\n"
+    (tmp_path / "keys").write_text(text, encoding="utf-8-sig", newline="")
     arguments = ["serve", "--api-key-file", str(tmp_path / "keys")]
     result = CliRunner().invoke(app, arguments, prog_name="blockdraft")
     assert result.exit_code == 0, result.output

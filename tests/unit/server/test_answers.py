@@ -243,6 +243,47 @@ def test_text_logprobs_and_echo(server, other):
         assert [value for s in streamed if s for value in s[name]] == values
 
 
+def test_no_event_holds_what_clients_take_for_the_end_of_a_line(server):
+    text = "a\u2028b\u2029c\x85d\x1ce"
+    body = {"prompt": text, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "echo": True}
+    events = server.events(TEXT, **body)  # httpx splits as str.splitlines does
+    whole = server.complete(text, max_tokens=2, echo=True).json()["choices"][0]["text"]
+    assert whole.startswith(text)
+    assert "".join(event["choices"][0]["text"] for event in events) == whole
+
+
+def test_offsets_are_places_in_the_text(server, other):
+    """Its first token has no text, and its other letters have several tokens each."""
+    prompt = "<|start|>thé 🙂 abc"
+    ids = other.tokenizer.encode(prompt)
+    fields = {"logprobs": 0, "temperature": 2.0, "seed": 4}
+    whole = server.complete(ids, echo=True, **fields).json()["choices"][0]
+    shown = prompt.removeprefix("<|start|>")
+    assert whole["text"].startswith(shown)
+    found = whole["logprobs"]
+    assert found["text_offset"][0] == found["text_offset"][1] == 0
+    assert found["text_offset"][len(ids)] == len(shown)
+    for token, offset in list(zip(found["tokens"], found["text_offset"], strict=True))[
+        1 : len(ids)
+    ]:
+        assert token.startswith("bytes:") or whole["text"].startswith(token, offset)
+    plain = server.complete(ids, **fields).json()["choices"][0]["logprobs"]
+    assert plain["text_offset"] == [at - len(shown) for at in found["text_offset"][len(ids) :]]
+    body = {"prompt": ids, "max_tokens": 24, "ignore_eos": True, "echo": True, **fields}
+    streamed = [event["choices"][0]["logprobs"] for event in server.events(TEXT, **body)]
+    assert [at for one in streamed if one for at in one["text_offset"]] == found["text_offset"]
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_the_tokens_of_a_text_are_among_its_top_logprobs(server, num_top):
+    fields = {"temperature": 2.0, "seed": 1, "logprobs": num_top, "echo": True}
+    found = server.complete("the quick fox", **fields).json()["choices"][0]["logprobs"]
+    entries = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+    for token, logprob, top in list(entries)[1:]:
+        assert top[token] == logprob
+        assert num_top <= len(top) <= num_top + 1
+
+
 def test_a_text_can_be_scored_alone(server, other):
     ids = other.tokenizer.encode("the quick fox")
     answer = server.complete([ids], echo=True, logprobs=1, max_tokens=0).json()

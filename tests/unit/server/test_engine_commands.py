@@ -282,3 +282,6 @@ def test_an_engine_that_is_not_there(tmp_path, monkeypatch):
 def test_options_of_another_engine_need_one():
     assert "--tensor-parallel is for another engine" in refusal("serve", "--tensor-parallel", 2)
     assert "--enforce-eager is for another engine" in refusal("serve", "--", "--enforce-eager")
+    for engine in ("blockdraft", "vllm"):
+        refused = refusal("serve", "--engine", engine, "Qwen/Qwen3-4B")
+        assert "if it is a model, give --target Qwen/Qwen3-4B" in refused

@@ -421,8 +421,29 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(server, client):
 
 
 def test_the_key_is_taken_in_either_header(server):
-    for headers in ({"x-api-key": KEY}, {"authorization": f"Bearer {KEY}", "x-api-key": ""}):
-        assert server.client.post(PATH, headers=headers, json=GREEDY).status_code == 200
+    for authorization, key, status in (
+        ("", KEY, 200),
+        (f"Bearer {KEY}", "", 200),
+        ("Basic bWU6c2VjcmV0", KEY, 200),  # for a proxy in front
+        ("Bearer of-another-service", KEY, 200),
+        (f"Bearer {KEY}", "wrong", 200),
+        (f"Basic {KEY}", "", 401),
+        (KEY, "", 401),
+        ("Bearer wrong", "wrong", 401),
+        ("Bearer", "", 401),
+    ):
+        headers = {"authorization": authorization, "x-api-key": key}
+        answer = server.client.post(PATH, headers=headers, json=GREEDY)
+        assert answer.status_code == status, headers
+
+
+def test_the_client_knows_the_id_of_its_request(server, client):
+    headers = {"x-request-id": "job-7"}
+    assert ask(client, extra_headers=headers)._request_id == "job-7"
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        ask(client, model="claude", extra_headers=headers)
+    assert refused.value.request_id == "job-7"
+    assert "request-id" not in server.client.get("/v1/models").headers
 
 
 def test_a_stream_that_fails_ends_with_its_reason(client, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import time
 from pathlib import Path
 
@@ -158,6 +159,18 @@ def test_who_leaves_is_counted_as_aborted(llm):
         wait_until(lambda: server.traffic.num_active == 0)
         found = scrape(server)
     assert found["vllm:request_success_total", "finished_reason=abort"] == 1
+
+
+def test_who_leaves_before_the_answer_was_refused_nothing(llm, caplog):
+    body = json.dumps(chat_body(max_tokens=400)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with caplog.at_level("INFO"), running_server(llm) as server:
+        address = (server.client.base_url.host, server.client.base_url.port)
+        with socket.create_connection(address) as connection:
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(lambda: f"POST {CHAT} 499" in caplog.text)
+        found = scrape(server)
+    assert not [key for key in found if key[0] == "blockdraft:refused_requests_total"]
 
 
 def test_acceptance_is_counted_by_tag(llm):

@@ -147,6 +147,19 @@ def test_what_is_no_address_is_nobodys(llm, monkeypatch, caplog, told):
     assert told not in caplog.text
 
 
+@pytest.mark.parametrize(("trusted", "expected"), [((), "127.0.0.1"), (("127.0.0.1",), "9.9.9.9")])
+def test_addresses_of_ipv4_are_plain_where_ipv6_is_listened_to(llm, monkeypatch, trusted, expected):
+    """The system writes them as ::ffff:127.0.0.1 there."""
+    try:
+        socket.create_server(("::", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with running_server(llm, host="::", trusted_proxies=trusted) as server:
+        found = clients_of(server, monkeypatch)
+        assert post(server, **{"x-forwarded-for": "9.9.9.9"}).status_code == 200
+        assert found == [expected]
+
+
 @pytest.mark.parametrize(
     "options",
     [

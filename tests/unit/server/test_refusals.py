@@ -129,6 +129,7 @@ SAMPLING = [
     ("response_format", {"type": "json_object", "json_schema": SCHEMA}),
     ("response_format", {"type": "text", "json_schema": SCHEMA}),
     ("response_format", {"type": "text", "schema": {}}),
+    ("response_format", {"type": "json_schema", "json_schema": SCHEMA, "schema": {}}),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
     ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "strict": "yes"}}),
     ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "more": 1}}),
@@ -607,6 +608,20 @@ def test_an_unknown_model_is_not_found(server):
 def test_an_unknown_route_is_named_in_the_same_envelope(server, method, path, status):
     error = error_of(server.client.request(method, path), status)
     assert error["message"].startswith(f"{method} {path}: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/chat/completions", "with /v1"),
+        ("/v1/v1/messages", "without /v1"),
+        ("/v1/health", "without /v1"),
+        ("/v2/messages", "/openapi.json"),
+    ],
+)
+def test_an_address_of_the_other_client_is_put_right(server, path, remedy):
+    error = error_of(server.client.post(path, json={}), 404)
+    assert f" {remedy} " in error["message"]
 
 
 @pytest.mark.parametrize(
