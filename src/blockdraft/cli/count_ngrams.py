@@ -58,7 +58,7 @@ def count_ngrams(
 
 def _check_target(drafter: Path, answers: Sequence[Path]) -> None:
     """Refuse a folder of answers that another target wrote than the drafter's, where both say."""
-    from blockdraft.data.shards import read_manifest
+    from blockdraft.data.shards import read_manifest, target_named
     from blockdraft.models.draft.checkpoint import read_provenance
 
     target = read_provenance(drafter).get("target")
@@ -69,5 +69,5 @@ def _check_target(drafter: Path, answers: Sequence[Path]) -> None:
         if None not in (own, found) and own != found:
             raise ConfigError(
                 f"the answers in {path} are of another target than that of {drafter}, "
-                f"{manifest['target'].get('folder')}; give its own answers"
+                f"{target_named(manifest)}; give its own answers"
             )

@@ -21,7 +21,7 @@ from blockdraft.core.words import counted
 from blockdraft.data.answer_file import are_ids, hash_of
 from blockdraft.data.holding_out import are_held_out
 from blockdraft.data.identity import file_sha256
-from blockdraft.data.shards import files_of, read_rows
+from blockdraft.data.shards import files_of, read_rows, tell_unfinished
 from blockdraft.data.store import Example, TextArrays, TextStore, Writer
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.text.kinds import loops
@@ -74,6 +74,7 @@ def read_examples(
         ConfigError: a file is missing or damaged, a row lacks a key, or nothing is left.
         DiskError: the cache's disk is full.
     """
+    tell_unfinished(paths)
     files = [file for path in paths for file in files_of(path)]
     if sum(file.stat().st_size for file in files if file.exists()) < SMALL_BYTES:
         return TextStore(_read(paths, Writer(), min_response_len, max_len))

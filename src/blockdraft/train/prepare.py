@@ -17,7 +17,7 @@ from blockdraft.data.dataset import (
     unused_special_token,
 )
 from blockdraft.data.identity import target_sha256
-from blockdraft.data.shards import read_manifest
+from blockdraft.data.shards import read_manifest, target_named
 from blockdraft.data.store import Example, TextStore
 from blockdraft.models.draft.config import DFlash2Config, DraftConfig
 from blockdraft.models.draft.config_reader import DFLASH2_KEYS
@@ -76,9 +76,9 @@ def check_same_target(answers: Sequence[Path], target: Path) -> None:
         manifest = read_manifest(path) if path.is_dir() else None
         if manifest and manifest["target"]["sha256"] != target_sha256(target):
             raise ConfigError(
-                f"the answers in {path} are of another target, {manifest['target'].get('folder')}, "
-                f"than {target.name}; give that target, let this one write its own, or give the "
-                "files in the folder instead of it"
+                f"the answers in {path} are of another target, {target_named(manifest)}, whose "
+                f"weights or config are not those of {target}; give that target, let this one "
+                "write its own, or give the files in the folder instead of it"
             )
 
 
