@@ -26,8 +26,9 @@ def count_ngrams(
     """
     from blockdraft.core.files import check_output_folder, full_disk_refused
     from blockdraft.data.dataset import read_examples
+    from blockdraft.data.ngrams import count_ngrams as count
     from blockdraft.models.draft.checkpoint import read_config
-    from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
+    from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 
     check_output_folder(drafter)
     config = read_config(drafter)  # a folder that holds none is said before answers are counted
@@ -39,7 +40,7 @@ def count_ngrams(
             f"the answers have a token {largest}, and the target of {drafter} only those below "
             f"{vocab_size}: another target wrote them; give its own answers"
         )
-    table = NGramTable.count((text.token_ids, len(text.prompt_ids)) for text in texts)
+    table, num_counted = count(texts)
     with full_disk_refused(drafter):
         table.save(drafter)
     path = drafter / NGRAMS_NAME
@@ -47,7 +48,7 @@ def count_ngrams(
         print_json(
             {
                 "table": str(path),
-                "answers": len(texts),
+                "answers": num_counted,
                 "contexts": table.num_contexts,
                 "bytes": path.stat().st_size,
             }
