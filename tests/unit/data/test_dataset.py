@@ -41,6 +41,18 @@ def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path, caplog
     assert "answers cut off at max_len 20: 2" in caplog.text
 
 
+def test_answers_to_prompts_as_long_as_all_that_is_read_are_not_called_short(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    long = row(0, list(range(10, 40)), prompt_ids=list(range(100)))
+    path = write_rows(tmp_path / "a.jsonl", [long, row(1, list(range(10, 40)))])
+    examples = read_examples([path], min_response_len=8, max_len=107)
+    assert [e.id for e in examples] == ["p1"]
+    assert "left out: without room in max_len 107 behind their prompt 1" in caplog.text
+    assert [len(e) for e in read_examples([path], min_response_len=8, max_len=108)] == [108, 33]
+    with pytest.raises(ConfigError, match=r"behind their prompt 1\); raise max_len"):
+        read_examples([write_rows(tmp_path / "b.jsonl", [long])], min_response_len=8, max_len=107)
+
+
 def test_a_row_that_is_still_being_written_is_left_out(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [row(0, list(range(30)))])
     with path.open("a", encoding="utf-8") as file:

@@ -458,7 +458,7 @@ def test_answers_that_are_too_short_are_refused_without_a_limit_that_none_has_se
 ) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"id": "1", "set": "s", "prompt_ids": [1, 2], "response_ids": []}\n')
-    with pytest.raises(ConfigError, match=r"\(0 loop, 1 hold under 1 token\); generate more"):
+    with pytest.raises(ConfigError, match=r"\(shorter than 1 token 1\); generate more"):
         train_head(replaced(config, answers=(empty,)))
 
 

@@ -232,8 +232,8 @@ def test_a_failing_run_leaves_no_folder(config):
     ("changes", "reason"),
     [
         ({"mask_token_id": 77}, "mask_token_id 77 occurs"),
-        ({"min_response_len": 40}, "24 hold under 40 tokens"),
-        ({"max_len": 10}, "within max_len 10"),
+        ({"min_response_len": 40}, "shorter than 40 tokens 24"),
+        ({"max_len": 10}, "without room in max_len 10"),
         ({"block_size": 40}, "the longest answer has 30 tokens, fewer than a block of 40"),
         ({"held_out_share": 1e-9}, "0 held out"),
         ({"init": "target", "num_layers": 9}, "the target has 4 layers and the drafter 9"),
