@@ -230,6 +230,9 @@ def join_data(
     with folder_lock(output), full_disk_refused(output):
         manifest = _joined_manifest(sources, output)
         tell_unfinished(sources)
+        if (output / MANIFEST).exists():
+            # If joining fails, its old shards and new ones must not pass for all there are.
+            write_manifest(output, manifest)
         rows = _without_repeats(sources)
         written = write_shards(
             output, rows, rows_per_shard=rows_per_shard, drop_truncated=drop_truncated
@@ -265,7 +268,7 @@ def _joined_manifest(sources: Sequence[Path], output: Path) -> dict[str, Any]:
     # The target is the same, so what any folder knows of it holds; older ones know less.
     target = {name: value for one in reversed(manifests) for name, value in one["target"].items()}
     runs = [run for one in manifests for run in one["runs"]]
-    return manifests[0] | {"target": target, "runs": runs}
+    return {"target": target, "template": manifests[0]["template"], "runs": runs}
 
 
 def _without_repeats(sources: Sequence[Path]) -> Iterator[Row]:

@@ -219,6 +219,26 @@ def test_an_unfinished_folder_is_told_of_where_it_is_read(folder, tmp_path, capl
     assert len(list(read_rows(joined))) == 2
 
 
+def test_a_joined_folder_is_unfinished_while_it_is_joined_again(tmp_path):
+    """Old and new shards passed for all answers, where a folder turned out to be damaged."""
+    manifest = {"target": {"sha256": "t"}, "template": {"sha256": "c"}, "runs": []}
+    sources = []
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        rows = [answer(10 * number + n, GOOD) for n in range(2)]
+        written = write_shards(folder, rows, rows_per_shard=1, drop_truncated=False)
+        write_manifest(folder, manifest | written)
+        sources.append(folder)
+    joined = join_data(sources[:2], tmp_path / "joined", rows_per_shard=1)
+    (sources[2] / "answers-00001.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match="cannot read"):
+        join_data(sources[2:], joined, rows_per_shard=1)
+    assert "shards" not in read_manifest(joined)
+    join_data(sources[1:2], joined, rows_per_shard=1)
+    assert [row["id"] for _, row in read_rows(joined)] == ["p10", "p11"]
+
+
 def test_prompts_of_one_name_and_other_texts_are_not_one(folder, tmp_path):
     outputs = []
     for name in ("a", "b"):
