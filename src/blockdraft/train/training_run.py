@@ -117,7 +117,10 @@ class TrainingRun:
             held = processes.share_layers(loaded)
             logger.info("of the target's parameters this process holds %d", held)
             most = processes.most
-        self.target = FrozenTarget(loaded, self.drafter.feature_layers, most)
+        # On a CPU a large target takes minutes for the texts of a step.
+        self.target = FrozenTarget(
+            loaded, self.drafter.feature_layers, most, tick=lambda: self.clock.tick()
+        )
         self._open_states()
         counts = count_answer_tokens(self.examples)
         self.vocabulary = PartialVocabulary(
