@@ -33,7 +33,7 @@ BUCKET_BATCHES = 16
 leave the order random."""
 SMALL_BYTES = 32 * 2**20
 """Of files of answers: fewer are read each time, and kept in memory."""
-FORMAT = 2
+FORMAT = 3
 """Of the arrays in the cache."""
 
 

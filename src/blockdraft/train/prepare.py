@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.files import check_room
+from blockdraft.core.words import counted
 from blockdraft.data.dataset import (
     count_answer_tokens,
     read_examples,
@@ -57,9 +58,11 @@ def read_data(config: TrainConfig) -> tuple[TextStore, TextStore]:
     )
     train, held_out = split_held_out(examples, config.held_out_share)
     if not train or not held_out:
+        num_prompts = len(set(examples.draws.tolist()))
         raise ConfigError(
-            f"{len(examples)} answers give {len(train)} to train on and {len(held_out)} held out; "
-            "add answers, or change held_out_share"
+            f"{len(examples)} answers to {counted(num_prompts, 'prompt')} give "
+            f"{len(train)} to train on and {len(held_out)} held out; add answers to other prompts, "
+            "or change held_out_share"
         )
     longest = int((train.lengths - train.prompt_lens).max())
     if longest < config.block_size:

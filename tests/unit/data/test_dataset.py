@@ -143,6 +143,14 @@ def test_a_prompt_under_several_ids_is_on_one_side():
         assert {e.id for e in part} <= {e.id for e in kept}
 
 
+def test_answers_without_a_prompt_are_held_out_one_by_one():
+    """As if they had one prompt in common, all or none of them were held out."""
+    texts = [dataclasses.replace(e, prompt_ids=()) for e in examples_of(map(str, range(500)))]
+    train, held_out = split_held_out(texts, 0.1)
+    assert len(train) + len(held_out) == 500
+    assert 20 < len(held_out) < 90
+
+
 def test_many_ids_of_a_prompt_hold_no_more_prompts_out():
     """Other programs give every answer an id of its own."""
     examples = [

@@ -236,7 +236,7 @@ def test_a_failing_run_leaves_no_folder(config):
         ({"min_response_len": 40}, "shorter than 40 tokens 24"),
         ({"max_len": 10}, "without room in max_len 10"),
         ({"block_size": 40}, "the longest answer has 30 tokens, fewer than a block of 40"),
-        ({"held_out_share": 1e-9}, "0 held out"),
+        ({"held_out_share": 1e-9}, "24 answers to 24 prompts give 24 to train on and 0"),
         ({"init": "target", "num_layers": 9}, "the target has 4 layers and the drafter 9"),
         ({"init_from": "self", "init": "target"}, "exclude each other"),
     ],
