@@ -250,10 +250,11 @@ def test_what_the_drafter_held_out_under_another_name_is_not_learned_from(
     assert held_name not in {text.id for text in learned}
 
 
-def test_one_answer_is_enough(config: HeadConfig) -> None:
+def test_one_answer_is_enough(config: HeadConfig, caplog: pytest.LogCaptureFixture) -> None:
     result = train_head(replaced(config, limit=1))
     assert result.num_steps >= 1
     assert (result.num_held_out, result.before, result.after) == (0, [], [])
+    assert "nothing tells whether the head becomes better or worse" in caplog.text
 
 
 def test_a_training_that_was_stopped_goes_on(config: HeadConfig, tmp_path: Path) -> None:
