@@ -26,8 +26,9 @@ def count_ngrams(
     """
     from blockdraft.core.files import check_output_folder, full_disk_refused
     from blockdraft.data.dataset import read_examples
+    from blockdraft.data.ngrams import count_ngrams as count
     from blockdraft.models.draft.checkpoint import read_config
-    from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
+    from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME
 
     check_output_folder(drafter)
     config = read_config(drafter)  # a folder that holds none is said before answers are counted
@@ -39,7 +40,7 @@ def count_ngrams(
             f"the answers have a token {largest}, and the target of {drafter} only those below "
             f"{vocab_size}: another target wrote them; give its own answers"
         )
-    table = NGramTable.count((text.token_ids, len(text.prompt_ids)) for text in texts)
+    table, num_counted = count(texts)
     with full_disk_refused(drafter):
         table.save(drafter)
     path = drafter / NGRAMS_NAME
@@ -47,7 +48,7 @@ def count_ngrams(
         print_json(
             {
                 "table": str(path),
-                "answers": len(texts),
+                "answers": num_counted,
                 "contexts": table.num_contexts,
                 "bytes": path.stat().st_size,
             }
@@ -58,7 +59,7 @@ def count_ngrams(
 
 def _check_target(drafter: Path, answers: Sequence[Path]) -> None:
     """Refuse a folder of answers that another target wrote than the drafter's, where both say."""
-    from blockdraft.data.shards import read_manifest
+    from blockdraft.data.shards import read_manifest, target_named
     from blockdraft.models.draft.checkpoint import read_provenance
 
     target = read_provenance(drafter).get("target")
@@ -69,5 +70,5 @@ def _check_target(drafter: Path, answers: Sequence[Path]) -> None:
         if None not in (own, found) and own != found:
             raise ConfigError(
                 f"the answers in {path} are of another target than that of {drafter}, "
-                f"{manifest['target'].get('folder')}; give its own answers"
+                f"{target_named(manifest)}; give its own answers"
             )

@@ -122,8 +122,8 @@ def _write_answers(run: "RunFile", config: "DataConfig", num_processes: int) -> 
     from blockdraft.train.texts import are_written
 
     if num_processes == 1:
-        check_run(run.train, config)
         if not is_answered(config):
+            check_run(run.train, config)
             # Not while another process trains on them.
             with folder_lock(run.train.out):
                 generate_data(config, progress_printer())

@@ -9,5 +9,5 @@ How an answer comes about:
    that was stopped can be resumed.
 3. `shards` packs what is fit to train on; `history` keeps the manifest of who wrote it and how.
 4. `dataset` reads answers as examples, holds some of them out and orders the others in batches;
-   `store` keeps them in arrays that are mapped from files.
+   `store` keeps them in arrays that are mapped from files. `ngrams` counts what follows what.
 """

@@ -21,7 +21,7 @@ from blockdraft.core.words import counted
 from blockdraft.data.answer_file import are_ids, hash_of
 from blockdraft.data.holding_out import are_held_out
 from blockdraft.data.identity import file_sha256
-from blockdraft.data.shards import files_of, read_rows
+from blockdraft.data.shards import files_of, read_rows, tell_unfinished
 from blockdraft.data.store import Example, TextArrays, TextStore, Writer
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.text.kinds import loops
@@ -33,7 +33,7 @@ BUCKET_BATCHES = 16
 leave the order random."""
 SMALL_BYTES = 32 * 2**20
 """Of files of answers: fewer are read each time, and kept in memory."""
-FORMAT = 2
+FORMAT = 3
 """Of the arrays in the cache."""
 
 
@@ -67,13 +67,14 @@ def read_examples(
 
     Left out: answers that loop, answers under `min_response_len` tokens, and repeated answers to a
     prompt, in whatever file. Answers are cut so that prompt and answer hold at most `max_len`
-    tokens; None cuts none. Many of them are read once and then mapped from a folder of the cache,
-    by whichever process comes first.
+    tokens, and left out where too few would stay; None cuts none. Many of them are read once and
+    then mapped from a folder of the cache, by whichever process comes first.
 
     Raises:
         ConfigError: a file is missing or damaged, a row lacks a key, or nothing is left.
         DiskError: the cache's disk is full.
     """
+    tell_unfinished(paths)
     files = [file for path in paths for file in files_of(path)]
     if sum(file.stat().st_size for file in files if file.exists()) < SMALL_BYTES:
         return TextStore(_read(paths, Writer(), min_response_len, max_len))
@@ -97,15 +98,18 @@ def _read(
     paths: Sequence[Path], writer: Writer, min_response_len: int, max_len: int | None
 ) -> TextArrays:
     seen: set[bytes] = set()
-    num_loops = num_short = num_repeated = num_cut = 0
+    num_loops = num_short = num_long = num_repeated = num_cut = 0
     for path in paths:
         for number, row in read_rows(path):
             prompt_ids, response_ids = _ids_of(row, path, number)
-            room = None if max_len is None else max(0, max_len - len(prompt_ids))
-            is_cut, response_ids = len(response_ids[:room]) < len(response_ids), response_ids[:room]
             if len(response_ids) < min_response_len:
                 num_short += 1
                 continue
+            room = len(response_ids) if max_len is None else max_len - len(prompt_ids)
+            if room < min_response_len:
+                num_long += 1
+                continue
+            is_cut, response_ids = room < len(response_ids), response_ids[:room]
             if row.get("finish") == "loop" or loops(response_ids):
                 num_loops += 1
                 continue
@@ -119,19 +123,20 @@ def _read(
     reasons = {
         "looping": num_loops,
         f"shorter than {counted(min_response_len, 'token')}": num_short,
+        f"without room in max_len {max_len} behind their prompt": num_long,
         "repeated": num_repeated,
     }
-    if left_out := ", ".join(f"{why} {number}" for why, number in reasons.items() if number):
+    left_out = ", ".join(f"{why} {number}" for why, number in reasons.items() if number)
+    if not len(writer):
+        names = ", ".join(map(str, paths))
+        remedy = "raise max_len" if num_long else "generate more or longer answers"
+        raise ConfigError(
+            f"no answer in {names} is usable for training ({left_out or 'there is none'}); {remedy}"
+        )
+    if left_out:
         logger.info("answers left out: %s", left_out)
     if num_cut:
         logger.info("answers cut off at max_len %s: %d", max_len, num_cut)
-    if not len(writer):
-        names = ", ".join(map(str, paths))
-        within = "" if max_len is None else f" within max_len {max_len}"
-        raise ConfigError(
-            f"no answer in {names} is usable for training ({num_loops} loop, {num_short} hold "
-            f"under {counted(min_response_len, 'token')}{within}); generate more or longer answers"
-        )
     return writer.finish()
 
 

@@ -45,7 +45,13 @@ from blockdraft.data.prompts import (
 )
 from blockdraft.data.self_written import read_written, write_prompts
 from blockdraft.data.shards import ANSWERS, write_manifest, write_shards
-from blockdraft.data.turns import asked_turns, check_same_prompts, jobs_for, num_turns
+from blockdraft.data.turns import (
+    asked_turns,
+    check_same_prompts,
+    jobs_for,
+    num_broken_off,
+    num_turns,
+)
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.supported import context_of
 from blockdraft.models.target.loading import (
@@ -104,6 +110,12 @@ def _generate(config: DataConfig, report: Report) -> Path:
         asked = list(asked_turns(prompts, turn, config, tokenizer, answered))
         wanted.update(key for key, _, _ in asked)
         _write_answers(config, writer, list(jobs_for(asked, config, answered)), answered, report)
+    if broken_off := num_broken_off(config, prompts, answered):
+        logger.warning(
+            "chats that end before their last turn, at an answer that was cut off or that loops: "
+            "%d; raise max_tokens (it is %d)",
+            *(broken_off, config.max_tokens),
+        )
     if others := len(answered.keys() - wanted):
         logger.info(
             "%s also holds %d answers of earlier runs that this one did not ask for; they are kept "

@@ -40,7 +40,7 @@ class Together:
     """Which texts must not be parted: of one name but for its variant, or of one prompt.
 
     Directly or by others. The first name decides, so that texts that are added behind others do not
-    move these.
+    move these. Texts without a prompt have none in common.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,10 @@ class Together:
         place = self._places.setdefault(base_name(name), len(self._places))
         if place == len(self._earlier):
             self._earlier.append(place)
-        key = hashlib.sha256(prompt).digest()[:16]
-        one, two = self._first(place), self._first(self._owners.setdefault(key, place))
-        self._earlier[max(one, two)] = min(one, two)
+        if prompt:
+            key = hashlib.sha256(prompt).digest()[:16]
+            one, two = self._first(place), self._first(self._owners.setdefault(key, place))
+            self._earlier[max(one, two)] = min(one, two)
         return place
 
     def _first(self, place: int) -> int:

@@ -6,6 +6,7 @@ each row. The manifest names target, template, sampling and counts.
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -29,6 +30,8 @@ from blockdraft.core.jsonl import read_jsonl
 from blockdraft.data.answer_file import hash_of, last_rows
 from blockdraft.text.kinds import loops
 
+logger = logging.getLogger(__name__)
+
 ANSWERS, MANIFEST = "answers.jsonl", "manifest.json"
 
 _FACTS = ("id", "set", "temperature", "sample", "finish")
@@ -48,8 +51,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
         remedy = "give one that `blockdraft data` wrote"
         raise ConfigError(f"there is no folder or file of answers {path}; {remedy}")
     if path.is_dir():
-        manifest = read_manifest(path)
-        if manifest is not None and "shards" not in manifest:
+        if _is_unfinished(path):
             yield from last_rows(path / ANSWERS)
         else:
             for file in files_of(path):
@@ -163,6 +165,35 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return dict(manifest)
 
 
+def _is_unfinished(folder: Path) -> bool:
+    manifest = read_manifest(folder)
+    return manifest is not None and "shards" not in manifest
+
+
+def tell_unfinished(paths: Iterable[Path]) -> None:
+    """Warn of folders that lack answers, since `blockdraft data` was interrupted there.
+
+    Raises:
+        ConfigError: a manifest is damaged.
+    """
+    for path in paths:
+        if path.is_dir() and _is_unfinished(path):
+            logger.warning(
+                "the answers in %s are unfinished, and only those so far are read; to finish them, "
+                "run the same `blockdraft data` again",
+                path,
+            )
+
+
+def target_named(manifest: Mapping[str, Any]) -> str:
+    """The target of a folder of answers, as its last run called it.
+
+    The folder of a target from the hub is a hash, which tells nobody anything.
+    """
+    called = [run["config"].get("target") for run in manifest["runs"]]
+    return str(called[-1] if called and called[-1] else manifest["target"].get("folder"))
+
+
 def told_thinking(paths: Iterable[Path]) -> set[str]:
     """What the template was told of thinking when folders of answers were written.
 
@@ -198,6 +229,10 @@ def join_data(
     check_output_folder(output)
     with folder_lock(output), full_disk_refused(output):
         manifest = _joined_manifest(sources, output)
+        tell_unfinished(sources)
+        if (output / MANIFEST).exists():
+            # If joining fails, its old shards and new ones must not pass for all there are.
+            write_manifest(output, manifest)
         rows = _without_repeats(sources)
         written = write_shards(
             output, rows, rows_per_shard=rows_per_shard, drop_truncated=drop_truncated
@@ -233,7 +268,7 @@ def _joined_manifest(sources: Sequence[Path], output: Path) -> dict[str, Any]:
     # The target is the same, so what any folder knows of it holds; older ones know less.
     target = {name: value for one in reversed(manifests) for name, value in one["target"].items()}
     runs = [run for one in manifests for run in one["runs"]]
-    return manifests[0] | {"target": target, "runs": runs}
+    return {"target": target, "template": manifests[0]["template"], "runs": runs}
 
 
 def _without_repeats(sources: Sequence[Path]) -> Iterator[Row]:

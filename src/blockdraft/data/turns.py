@@ -47,6 +47,18 @@ def asked_turns(
             yield keys[-1], prompt, prompt_ids(tokenizer, prompt, said, config.thinking)
 
 
+def num_broken_off(config: DataConfig, prompts: Sequence[Prompt], answered: Answered) -> int:
+    """Conversations with turns that are not asked, since an answer before them has no end."""
+    number = 0
+    for prompt in prompts:
+        num_before = min(len(prompt.turns), config.max_turns) - 1
+        for temperature, sample in _samples(config, prompt):
+            keys = [(turn_id(prompt, turn), temperature, sample) for turn in range(num_before)]
+            before = [answered[key] for key in keys if key in answered]
+            number += not all(answer.response_ids for answer in before)
+    return number
+
+
 def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:
     """The (temperature, sample) of each answer to a prompt."""
     temperatures = config.temperatures

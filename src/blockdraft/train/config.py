@@ -220,6 +220,9 @@ class TrainConfig:
         require(self, "max_len", self.max_len > least, f"above min_response_len, {least}")
         fits = self.pack_len is None or self.pack_len >= self.max_len
         require(self, "pack_len", fits, f"unset, or at least max_len, {self.max_len}")
+        cache = self.feature_cache
+        good = cache is None or cache.resolve() != self.out.resolve()
+        require(self, "feature_cache", good, "a folder of its own, not out")
         if self.attention == "flex" and self.device == "cpu":
             raise ConfigError("attention=flex has no gradient on a CPU; use auto or dense")
         if self.init_from is not None and self.init != "random":

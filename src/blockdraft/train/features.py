@@ -38,7 +38,7 @@ class FrozenTarget:
     (the residual stream, as decoding takes them), then the final state that the head reads.
 
     Where processes share its layers, a forward is one of all processes: `most` then says how many
-    any of them wants, and those that want fewer make up for it.
+    any of them wants, and those that want fewer make up for it. `tick` is called after each.
 
     Raises:
         ModelError: the model keeps no list of layers, or an id is out of range, or a device map
@@ -50,8 +50,9 @@ class FrozenTarget:
         model: PreTrainedModel,
         layer_ids: Sequence[int],
         most: Callable[[int], int] | None = None,
+        tick: Callable[[], object] = lambda: None,
     ) -> None:
-        self._decoder = decoder_of(model)
+        self._decoder, self._tick = decoder_of(model), tick
         layers = decoder_layers(model)
         if max(layer_ids, default=-1) >= len(layers):
             raise ModelError(
@@ -103,6 +104,7 @@ class FrozenTarget:
         last = self._decoder(input_ids=token_ids, use_cache=False).last_hidden_state
         parts = [self._captured[index] for index in self.layer_ids]
         self._captured.clear()
+        self._tick()
         # Layers may lie on several devices.
         return torch.cat([part.to(token_ids.device) for part in (*parts, last)], dim=-1)
 

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.files import check_room
+from blockdraft.core.words import counted
 from blockdraft.data.dataset import (
     count_answer_tokens,
     read_examples,
@@ -17,7 +18,7 @@ from blockdraft.data.dataset import (
     unused_special_token,
 )
 from blockdraft.data.identity import target_sha256
-from blockdraft.data.shards import read_manifest
+from blockdraft.data.shards import read_manifest, target_named
 from blockdraft.data.store import Example, TextStore
 from blockdraft.models.draft.config import DFlash2Config, DraftConfig
 from blockdraft.models.draft.config_reader import DFLASH2_KEYS
@@ -57,9 +58,11 @@ def read_data(config: TrainConfig) -> tuple[TextStore, TextStore]:
     )
     train, held_out = split_held_out(examples, config.held_out_share)
     if not train or not held_out:
+        num_prompts = len(set(examples.draws.tolist()))
         raise ConfigError(
-            f"{len(examples)} answers give {len(train)} to train on and {len(held_out)} held out; "
-            "add answers, or change held_out_share"
+            f"{len(examples)} answers to {counted(num_prompts, 'prompt')} give "
+            f"{len(train)} to train on and {len(held_out)} held out; add answers to other prompts, "
+            "or change held_out_share"
         )
     longest = int((train.lengths - train.prompt_lens).max())
     if longest < config.block_size:
@@ -76,9 +79,9 @@ def check_same_target(answers: Sequence[Path], target: Path) -> None:
         manifest = read_manifest(path) if path.is_dir() else None
         if manifest and manifest["target"]["sha256"] != target_sha256(target):
             raise ConfigError(
-                f"the answers in {path} are of another target, {manifest['target'].get('folder')}, "
-                f"than {target.name}; give that target, let this one write its own, or give the "
-                "files in the folder instead of it"
+                f"the answers in {path} are of another target, {target_named(manifest)}, whose "
+                f"weights or config are not those of {target}; give that target, let this one "
+                "write its own, or give the files in the folder instead of it"
             )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.data.dataset import count_answer_tokens
 from blockdraft.data.identity import target_sha256, texts_sha256
+from blockdraft.data.ngrams import count_ngrams
 from blockdraft.data.store import TextStore
 from blockdraft.models.layers.quantized import dequantize
 from blockdraft.models.target.loading import (
@@ -19,7 +20,6 @@ from blockdraft.models.target.loading import (
     load_target_model,
     resolve_dtype,
 )
-from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.batches import Batches
 from blockdraft.train.config import TrainConfig
@@ -117,7 +117,10 @@ class TrainingRun:
             held = processes.share_layers(loaded)
             logger.info("of the target's parameters this process holds %d", held)
             most = processes.most
-        self.target = FrozenTarget(loaded, self.drafter.feature_layers, most)
+        # On a CPU a large target takes minutes for the texts of a step.
+        self.target = FrozenTarget(
+            loaded, self.drafter.feature_layers, most, tick=lambda: self.clock.tick()
+        )
         self._open_states()
         counts = count_answer_tokens(self.examples)
         self.vocabulary = PartialVocabulary(
@@ -389,8 +392,8 @@ class TrainingRun:
     def _count_ngrams(self) -> None:
         """Write beside the best drafter what usually follows in its answers; the others wait."""
         if self.processes.is_main:
-            answers = ((text.token_ids, len(text.prompt_ids)) for text in self.examples)
-            NGramTable.count(answers).save(self.config.out / BEST)
+            table, _ = count_ngrams(self.examples)
+            table.save(self.config.out / BEST)
         self.processes.wait()
 
     def _measure(self, drafter: TrainedDrafter) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from blockdraft.data import ngrams
 from blockdraft.data.shards import write_manifest
 from blockdraft.models.draft.checkpoint import write_provenance
-from blockdraft.speculate.drafters import ngram_table
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
 from tests.command_line import refusal, run, run_json
 from tests.rows import write_rows
@@ -29,19 +29,26 @@ def test_a_table_is_written_beside_the_weights(tmp_path: Path) -> None:
     assert found["bytes"] == (folder / NGRAMS_NAME).stat().st_size
 
 
-def test_it_is_said_where_not_all_answers_are_counted(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "answers.jsonl"
-    rows = [
-        {"id": str(number), "set": "s", "prompt_ids": [1, number], "response_ids": [3, 4, 5]}
-        for number in range(3)
-    ]
-    write_rows(path, rows)
+def test_answers_that_are_too_many_are_counted_evenly(tmp_path: Path, monkeypatch) -> None:
+    """Those of the last file too, which may be of another kind than those of the first."""
+    files = []
+    for kind, token in (("chat", 7), ("code", 9)):
+        rows = [
+            {"id": f"{kind}{n}", "set": kind, "prompt_ids": [1, n], "response_ids": [token] * 3}
+            for n in range(10)
+        ]
+        files.append(write_rows(tmp_path / f"{kind}.jsonl", rows))
     folder = tiny_drafter_folder(tmp_path)
-    for most, said in ((18, False), (12, True)):
-        monkeypatch.setattr(ngram_table, "MAX_COUNTED", most)
-        result = run("count-ngrams", folder, path)
+    for most, num_counted in ((60, 20), (12, 4)):
+        monkeypatch.setattr(ngrams, "MAX_COUNTED", most)
+        result = run("count-ngrams", folder, *files, "--json")
         assert result.exit_code == 0
-        assert ("first 2 answers only, which have 12 tokens" in result.stderr) == said
+        assert json.loads(result.stdout)["answers"] == num_counted
+        said = f"in {num_counted} of 20 answers, spread over all"
+        assert (said in result.stderr) == (num_counted < 20)
+        table = NGramTable.load(folder)
+        assert max(table.after([7]), key=table.after([7]).get) == 7
+        assert max(table.after([9]), key=table.after([9]).get) == 9
 
 
 def test_a_folder_without_a_drafter_is_refused_and_not_made(tmp_path: Path) -> None:

@@ -41,6 +41,18 @@ def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path, caplog
     assert "answers cut off at max_len 20: 2" in caplog.text
 
 
+def test_answers_to_prompts_as_long_as_all_that_is_read_are_not_called_short(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    long = row(0, list(range(10, 40)), prompt_ids=list(range(100)))
+    path = write_rows(tmp_path / "a.jsonl", [long, row(1, list(range(10, 40)))])
+    examples = read_examples([path], min_response_len=8, max_len=107)
+    assert [e.id for e in examples] == ["p1"]
+    assert "left out: without room in max_len 107 behind their prompt 1" in caplog.text
+    assert [len(e) for e in read_examples([path], min_response_len=8, max_len=108)] == [108, 33]
+    with pytest.raises(ConfigError, match=r"behind their prompt 1\); raise max_len"):
+        read_examples([write_rows(tmp_path / "b.jsonl", [long])], min_response_len=8, max_len=107)
+
+
 def test_a_row_that_is_still_being_written_is_left_out(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [row(0, list(range(30)))])
     with path.open("a", encoding="utf-8") as file:
@@ -129,6 +141,14 @@ def test_a_prompt_under_several_ids_is_on_one_side():
     # Whatever comes behind, the first ones stay where they are.
     for part, kept in zip(split_held_out(first, 0.1), (train, held_out), strict=True):
         assert {e.id for e in part} <= {e.id for e in kept}
+
+
+def test_answers_without_a_prompt_are_held_out_one_by_one():
+    """As if they had one prompt in common, all or none of them were held out."""
+    texts = [dataclasses.replace(e, prompt_ids=()) for e in examples_of(map(str, range(500)))]
+    train, held_out = split_held_out(texts, 0.1)
+    assert len(train) + len(held_out) == 500
+    assert 20 < len(held_out) < 90
 
 
 def test_many_ids_of_a_prompt_hold_no_more_prompts_out():

@@ -123,6 +123,18 @@ def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tm
     assert tokenizer.decode(rows["c+turn2"]["prompt_ids"]) == expected
 
 
+def test_chats_that_end_at_an_answer_without_an_end_are_told_of(folder, tmp_path, caplog):
+    """Their later turns are not asked: the target would be given half an answer of its own."""
+    chats = [{"turns": ["one", "two", "three"]}, {"turns": ["alone"]}]
+    config = data_config(folder, tmp_path, chats, temperatures=(0.0, 1.0))
+    generate_data(config)
+    assert "end before their last turn, at an answer that was cut off" in caplog.text
+    assert "loops: 2; raise max_tokens (it is 8)" in caplog.text
+    caplog.clear()
+    generate_data(dataclasses.replace(config, max_turns=1))
+    assert "before their last turn" not in caplog.text
+
+
 def test_plain_text_is_continued_without_a_template(folder, tmp_path):
     config = data_config(folder, tmp_path, [{"text": "the abc " * 60}], temperatures=(0.0,))
     generate_data(config)
@@ -186,6 +198,47 @@ def test_folders_made_apart_are_joined(folder, tmp_path):
         join_data(outputs, tmp_path / "x", rows_per_shard=2)
 
 
+def test_an_unfinished_folder_is_told_of_where_it_is_read(folder, tmp_path, caplog):
+    config = data_config(folder, tmp_path, [{"prompt": "one"}, {"prompt": "two"}])
+    finished = generate_data(config)
+    assert len(read_examples([finished], min_response_len=1, max_len=None)) == 2
+    assert "unfinished" not in caplog.text
+    part = tmp_path / "part"
+    part.mkdir()
+    manifest = read_manifest(finished)
+    del manifest["shards"]
+    write_manifest(part, manifest)
+    first = (finished / ANSWERS).read_text().splitlines()[0]
+    (part / ANSWERS).write_text(f"{first}\n")
+    told = f"the answers in {part} are unfinished, and only those so far are read"
+    assert len(read_examples([part], min_response_len=1, max_len=None)) == 1
+    assert told in caplog.text
+    caplog.clear()
+    joined = join_data([finished, part], tmp_path / "joined", rows_per_shard=2)
+    assert told in caplog.text
+    assert len(list(read_rows(joined))) == 2
+
+
+def test_a_joined_folder_is_unfinished_while_it_is_joined_again(tmp_path):
+    """Old and new shards passed for all answers, where a folder turned out to be damaged."""
+    manifest = {"target": {"sha256": "t"}, "template": {"sha256": "c"}, "runs": []}
+    sources = []
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        rows = [answer(10 * number + n, GOOD) for n in range(2)]
+        written = write_shards(folder, rows, rows_per_shard=1, drop_truncated=False)
+        write_manifest(folder, manifest | written)
+        sources.append(folder)
+    joined = join_data(sources[:2], tmp_path / "joined", rows_per_shard=1)
+    (sources[2] / "answers-00001.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match="cannot read"):
+        join_data(sources[2:], joined, rows_per_shard=1)
+    assert "shards" not in read_manifest(joined)
+    join_data(sources[1:2], joined, rows_per_shard=1)
+    assert [row["id"] for _, row in read_rows(joined)] == ["p10", "p11"]
+
+
 def test_prompts_of_one_name_and_other_texts_are_not_one(folder, tmp_path):
     outputs = []
     for name in ("a", "b"):
@@ -245,7 +298,7 @@ def test_a_folder_of_answers_trains_its_own_target_only(tmp_path):
     train(dataclasses.replace(config, min_response_len=2))
     (tmp_path / "other").mkdir()
     other = tiny_target_folder(tmp_path / "other", seed=9)
-    with pytest.raises(ConfigError, match="are of another target, llama-target"):
+    with pytest.raises(ConfigError, match=f"another target, {made.target}, whose .* of {other}"):
         train(dataclasses.replace(config, target=other, out=tmp_path / "x"))
 
 

@@ -49,6 +49,7 @@ def test_values_are_read_as_in_toml():
         ("answer.samples=3", "the only table is answers"),
         ("tensorboard=1", "true or false"),
         ("pack_len=100", "at least max_len, 1024"),
+        ("feature_cache=./o", "a folder of its own, not out"),
         ("optimizer=sgd", "one of muon, adamw"),
         ("lr", "has no value"),
         ("shard_target=true", "tau_limit is 4, and real decoding needs the whole target"),

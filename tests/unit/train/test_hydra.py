@@ -250,10 +250,11 @@ def test_what_the_drafter_held_out_under_another_name_is_not_learned_from(
     assert held_name not in {text.id for text in learned}
 
 
-def test_one_answer_is_enough(config: HeadConfig) -> None:
+def test_one_answer_is_enough(config: HeadConfig, caplog: pytest.LogCaptureFixture) -> None:
     result = train_head(replaced(config, limit=1))
     assert result.num_steps >= 1
     assert (result.num_held_out, result.before, result.after) == (0, [], [])
+    assert "nothing tells whether the head becomes better or worse" in caplog.text
 
 
 def test_a_training_that_was_stopped_goes_on(config: HeadConfig, tmp_path: Path) -> None:
@@ -458,7 +459,7 @@ def test_answers_that_are_too_short_are_refused_without_a_limit_that_none_has_se
 ) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"id": "1", "set": "s", "prompt_ids": [1, 2], "response_ids": []}\n')
-    with pytest.raises(ConfigError, match=r"\(0 loop, 1 hold under 1 token\); generate more"):
+    with pytest.raises(ConfigError, match=r"\(shorter than 1 token 1\); generate more"):
         train_head(replaced(config, answers=(empty,)))
 
 

@@ -22,8 +22,9 @@ from blockdraft.models.draft.vocabulary import write_draft_vocabulary
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
-from blockdraft.train import prepare, run_state, training_run, true_tau
+from blockdraft.train import features, prepare, run_state, training_run, true_tau
 from blockdraft.train.estimate import estimate_run
+from blockdraft.train.features import FrozenTarget
 from blockdraft.train.optimizer import DraftOptimizer, lr_share
 from blockdraft.train.run_state import RunClock
 from blockdraft.train.trainer import train
@@ -232,10 +233,10 @@ def test_a_failing_run_leaves_no_folder(config):
     ("changes", "reason"),
     [
         ({"mask_token_id": 77}, "mask_token_id 77 occurs"),
-        ({"min_response_len": 40}, "24 hold under 40 tokens"),
-        ({"max_len": 10}, "within max_len 10"),
+        ({"min_response_len": 40}, "shorter than 40 tokens 24"),
+        ({"max_len": 10}, "without room in max_len 10"),
         ({"block_size": 40}, "the longest answer has 30 tokens, fewer than a block of 40"),
-        ({"held_out_share": 1e-9}, "0 held out"),
+        ({"held_out_share": 1e-9}, "24 answers to 24 prompts give 24 to train on and 0"),
         ({"init": "target", "num_layers": 9}, "the target has 4 layers and the drafter 9"),
         ({"init_from": "self", "init": "target"}, "exclude each other"),
     ],
@@ -442,6 +443,28 @@ def test_a_long_evaluation_counts_in_full(config, monkeypatch):
     train(dataclasses.replace(config, max_steps=1))
     state = torch.load(config.out / "state.pt", weights_only=True)
     assert state["seconds"] == 2000  # of the evaluations before the first step and after the last
+
+
+def test_a_step_of_a_slow_target_counts_in_full(config, monkeypatch):
+    """As those of a large one on a CPU: each of its forwards takes less than what is counted."""
+    now = [0.0]
+    monkeypatch.setattr(run_state, "monotonic", lambda: now[0])
+    monkeypatch.setattr(features, "CPU_TOKENS", 1)
+    computed = FrozenTarget._states
+
+    def slow(self, token_ids):
+        now[0] += 100
+        return computed(self, token_ids)
+
+    def seconds_until(max_steps):
+        train(dataclasses.replace(config, max_steps=max_steps))
+        return torch.load(config.out / "state.pt", weights_only=True)["seconds"]
+
+    monkeypatch.setattr(FrozenTarget, "_states", slow)
+    before = seconds_until(1)
+    # The held-out answers are read again, and then the texts of a step, each by itself.
+    held_out = sum(is_held_out(f"p{n}", config.held_out_share) for n in range(24))
+    assert seconds_until(2) - before == 100 * (held_out + config.batch_sequences)
 
 
 def test_real_decoding_leaves_the_target_as_it_was(tmp_path):

@@ -6,7 +6,6 @@ zero-frequency problem", 1991); behind all of them stands how frequent each toke
 of n-grams as drafts: arXiv 2411.03786.
 """
 
-import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,10 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.files import replace_file
 from blockdraft.kernels.ngram_interface import NGramPart
 
-logger = logging.getLogger(__name__)
-
 NGRAMS_NAME = "ngrams.safetensors"
 """Beside the weights of a drafter."""
 LONGEST = 3
 """Tokens of a context."""
-MAX_COUNTED = 2**23
-"""The first tokens of the answers, so many, are counted; each takes some 270 bytes meanwhile."""
 HEAD = 16
 """The most probable successors of a context, so many, are always looked at."""
 
@@ -188,21 +183,13 @@ def _joined(
     answers: Iterable[tuple[Sequence[int], int]],
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """All texts in one, and of each token whether an answer has it."""
-    texts, marks, num_tokens = list[NDArray[np.int64]](), list[NDArray[np.bool_]](), 0
+    texts, marks = list[NDArray[np.int64]](), list[NDArray[np.bool_]]()
     for token_ids, num_prompt in answers:
-        if num_tokens >= MAX_COUNTED:
-            logger.info(
-                "n-grams are counted in the first %d answers only, which have %d tokens: more "
-                "would take too much memory",
-                *(len(texts), num_tokens),
-            )
-            break
         begin = max(0, num_prompt - LONGEST)
         text = np.array([_BETWEEN_ANSWERS, *token_ids[begin:]], np.int64)
         mark = np.arange(len(text)) > num_prompt - begin
         texts.append(text)
         marks.append(mark)
-        num_tokens += len(text)
     if not texts:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     return np.concatenate(texts), np.concatenate(marks)

@@ -142,6 +142,11 @@ class _HeadRun:
             ),
             ", ".join(map(str, target.layer_ids)),
         )
+        if not self.held_out:
+            logger.warning(
+                "no answer is held out, so nothing tells whether the head becomes better or worse: "
+                "give more answers"
+            )
 
     def run(self) -> HeadResult:
         """Learn until the minutes are over, and write the head."""
