@@ -1,4 +1,4 @@
-"""SGLang's command line, as its documentation has it; it was not run."""
+"""SGLang's command line. Its parser (0.5.23) reads it so; it was not run, for it needs a GPU."""
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.server.engines.engine import Engine, common_arguments
