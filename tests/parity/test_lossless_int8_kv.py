@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -155,6 +156,19 @@ def shared_by_a_forward(scales: Tensor) -> Tensor:
 @pytest.mark.parametrize("change", [of_another_row, shared_by_a_forward])
 def test_a_planted_fault_is_found(change: Callable[[Tensor], Tensor]) -> None:
     with changing_scales(change):
+        check_fault_is_found(int8_target(), PROMPT, PARAMS["greedy"])
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_a_place_that_is_read_too_early_is_found() -> None:
+    """A row is read with the scale of its neighbor, which may not be written yet."""
+    gathered = Int8KV._gathered
+
+    def wrong(self: Int8KV, name: str, *arguments: Any) -> Tensor:
+        found = gathered(self, name, *arguments)
+        return found.unflatten(2, (-1, 2)).flip(3).flatten(2, 3) if name == "scales" else found
+
+    with patch.object(Int8KV, "_gathered", wrong):
         check_fault_is_found(int8_target(), PROMPT, PARAMS["greedy"])
 
 
