@@ -2,24 +2,13 @@
 
 import io
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
 from blockdraft.core.errors import MISTAKE
-
-
-@contextmanager
-def own_log() -> Iterator[None]:
-    """Undo what the command line does to the log: its stream is closed when a command ends."""
-    logger = logging.getLogger("blockdraft")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
+from tests.own_log import own_log
 
 
 def run(*arguments, **options):

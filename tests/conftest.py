@@ -1,6 +1,5 @@
 """Options of the test suite."""
 
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from blockdraft.core.machine import num_cpus
 from tests.fuzz import settings as fuzz_settings
+from tests.own_log import own_log
 from tests.this_machine import described_machine
 
 # Processes that test side by side share the cores: threads that wait for each other spin. Read when
@@ -33,11 +33,9 @@ os.environ.setdefault("BLOCKDRAFT_REMEMBER", "off")
 
 @pytest.fixture(autouse=True)
 def _own_log() -> Iterator[None]:
-    """Undo what the command line does to the log: its stream is closed when its test ends."""
-    logger = logging.getLogger("blockdraft")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
+    """Of every test, however it runs the command line."""
+    with own_log():
+        yield
 
 
 @pytest.fixture

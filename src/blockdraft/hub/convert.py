@@ -201,6 +201,9 @@ def _save_model(model: Any, folder: Path) -> None:
     weights are plain by now; so this says plainly what they are.
     """
     config = model.config
+    # Readers that do not know rope_parameters, such as those of MLX, would take their own default.
+    # A GGUF file that runs as it is has no other reader, and a new config would be a new target.
+    config.rope_theta = config.rope_parameters["rope_theta"]
     _save_config(config, type(model).__name__, folder)
     state: dict[str, torch.Tensor] = model.state_dict()
     if config.tie_word_embeddings:  # the head is the embedding, stored once
@@ -216,8 +219,6 @@ def _save_config(config: Any, architecture: str, folder: Path) -> None:
     for stale in ("quantization_config", "_model_name_or_path"):
         config.__dict__.pop(stale, None)
     config.architectures = [architecture]
-    # Readers that do not know rope_parameters, such as those of MLX, would take their own default.
-    config.rope_theta = config.rope_parameters["rope_theta"]
     config.save_pretrained(folder)
 
 

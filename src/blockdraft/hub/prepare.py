@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer that lies beside a GGUF file is read from."""
 
-DESCRIPTION_VERSION = 5
+DESCRIPTION_VERSION = 4
 """The same for the folder that stands for a user's GGUF file."""
 
 LOCK_TIMEOUT_S = 1800.0

@@ -15,6 +15,8 @@ _NO_NAME = re.compile(r"[\s/@*\[\]]|^[^:]*:[0-9]*$")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 """Matches what a browser can send: "null" comes from files, and schemes from apps of their own."""
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+"""Addresses of IPv4 as a socket of IPv6 tells of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +116,15 @@ def _check_root_path(path: str) -> None:
 
 def _check_proxy(proxy: str) -> None:
     try:
-        ipaddress.ip_network(proxy)
+        network = ipaddress.ip_network(proxy)
     except ValueError as error:
         raise ConfigError(
             f"the trusted proxy is {proxy!r}; give an address or a network, such as 10.0.0.0/8"
         ) from error
+    # Clients are never known by this form, see Connection: it would trust nobody.
+    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED):
+        plain, length = network.network_address.ipv4_mapped, network.prefixlen - 96
+        raise ConfigError(
+            f"the trusted proxy is {proxy!r}, addresses of IPv4 written as IPv6; give "
+            f"{plain}/{length}"
+        )

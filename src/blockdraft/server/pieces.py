@@ -5,7 +5,7 @@ A stream is a sequence of pieces, and a whole answer is their sum, so both have 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from blockdraft.core.errors import BlockdraftError, Refusal, RequestError, RequestTimeout
@@ -185,22 +185,22 @@ class _Choice:
         """The piece of a chunk; None if there is nothing to tell yet."""
         piece = Piece(index, token_ids=list(chunk.token_ids), completion=chunk.completion)
         echo = self._answer.echoes[chunk.prompt_index] if self._answer.echoes else None
+        if echo is not None and not self._has_begun:
+            piece.parts.append(("content", echo.text))
+            self._add_entries(piece, self._prompt_entries(chunk), self._decoder_behind(()))
+            # What is begun at its end, as a character, is not completed by what follows.
+            self._text_offset = len(echo.text)
+        self._has_begun = True
         if echo is None or not echo.alone:
             self._add_text(piece, chunk)
-            piece.entries = list(zip(chunk.token_ids, chunk.logprobs, strict=False))
+            prompt_ids = self._answer.jobs[chunk.prompt_index].prompt_ids
+            self._decoder = self._decoder or self._decoder_behind(prompt_ids)
+            entries = zip(chunk.token_ids, chunk.logprobs, strict=False)
+            self._add_entries(piece, entries, self._decoder)
         else:
             piece.token_ids = []
-        if echo is not None and not self._has_begun:
-            piece.parts.insert(0, ("content", echo.text))
-            piece.entries = self._prompt_entries(chunk) + piece.entries
-        self._has_begun = True
         if self._answer.with_rounds:
             self._add_rounds(piece, chunk)
-        if self._answer.decoder is not None and piece.entries:
-            # An echo begins with the prompt; other texts stand behind it.
-            behind = () if echo is not None else self._answer.jobs[chunk.prompt_index].prompt_ids
-            self._decoder = self._decoder or self._answer.decoder(behind)
-            self._add_offsets(piece, self._decoder)
         piece.finish_reason = self._finish_reason(chunk.completion)
         if self._answer.receipt is not None and chunk.completion is not None:
             job = self._answer.jobs[chunk.prompt_index]
@@ -218,11 +218,19 @@ class _Choice:
         is_stop = completion.finish_reason == "stop"
         return "tool_calls" if self._parser.can_be_run and is_stop else completion.finish_reason
 
-    def _add_offsets(self, piece: Piece, decoder: StreamDecoder) -> None:
+    def _decoder_behind(self, prompt_ids: Sequence[int]) -> StreamDecoder | None:
+        decoder = self._answer.decoder
+        return None if decoder is None else decoder(prompt_ids)
+
+    def _add_entries(
+        self, piece: Piece, entries: Iterable[TokenEntry], decoder: StreamDecoder | None
+    ) -> None:
         """What is no text has no length, and a character of several tokens is the last one's."""
-        for token_id, _ in piece.entries:
-            piece.text_offsets.append(self._text_offset)
-            self._text_offset += len(decoder.push(token_id))
+        for token_id, logprobs in entries:
+            piece.entries.append((token_id, logprobs))
+            if decoder is not None:
+                piece.text_offsets.append(self._text_offset)
+                self._text_offset += len(decoder.push(token_id))
 
     def _add_rounds(self, piece: Piece, chunk: Chunk) -> None:
         piece.rounds = list(chunk.rounds)

@@ -274,6 +274,18 @@ def test_offsets_are_places_in_the_text(server, other):
     assert [at for one in streamed if one for at in one["text_offset"]] == found["text_offset"]
 
 
+@pytest.mark.parametrize("num_missing", [1, 2, 3])
+def test_offsets_behind_a_prompt_that_ends_within_a_character(server, other, num_missing):
+    """What follows does not complete it: an echo is the prompt's text and the answer's."""
+    ids = other.tokenizer.encode("abc 🙂")[:-num_missing]
+    fields = {"logprobs": 0, "temperature": 2.0, "seed": 4}
+    whole = server.complete(ids, echo=True, **fields).json()["choices"][0]
+    plain = server.complete(ids, **fields).json()["choices"][0]
+    length = len(whole["text"]) - len(plain["text"])
+    offsets = whole["logprobs"]["text_offset"][len(ids) :]
+    assert offsets == [length + at for at in plain["logprobs"]["text_offset"]]
+
+
 @pytest.mark.parametrize("num_top", [0, 2])
 def test_the_tokens_of_a_text_are_among_its_top_logprobs(server, num_top):
     fields = {"temperature": 2.0, "seed": 1, "logprobs": num_top, "echo": True}

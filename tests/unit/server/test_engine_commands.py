@@ -1,6 +1,7 @@
 """Another engine's command line, word by word, and what is refused before anything is started."""
 
 import json
+import logging
 import sys
 
 import pytest
@@ -285,3 +286,11 @@ def test_options_of_another_engine_need_one():
     for engine in ("blockdraft", "vllm"):
         refused = refusal("serve", "--engine", engine, "Qwen/Qwen3-4B")
         assert "if it is a model, give --target Qwen/Qwen3-4B" in refused
+
+
+@pytest.mark.parametrize("name", ["blockdraft", "asyncio", "uvicorn"])
+def test_a_refused_start_leaves_no_log_to_other_tests(name):
+    """Its stream is closed: what is logged later would be a traceback in another's output."""
+    before = logging.getLogger(name).handlers
+    refusal("serve", "--tensor-parallel", 2)
+    assert logging.getLogger(name).handlers == before

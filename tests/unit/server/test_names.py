@@ -169,6 +169,8 @@ def test_addresses_of_ipv4_are_plain_where_ipv6_is_listened_to(llm, monkeypatch,
         {"allowed_hosts": ("*",)},
         {"trusted_proxies": ("proxy.example",)},
         {"trusted_proxies": ("10.0.0.1/8",)},
+        {"trusted_proxies": ("::ffff:10.0.0.1",)},
+        {"trusted_proxies": ("::ffff:10.0.0.0/104",)},
         {"prepare_seconds": 0.0},
     ],
 )
