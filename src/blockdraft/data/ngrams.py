@@ -14,18 +14,20 @@ MAX_COUNTED = 2**23
 
 
 def count_ngrams(texts: TextStore) -> tuple[NGramTable, int]:
-    """(the table, of how many of the answers): of all, or of some that are spread over all.
+    """(the table, of how many of the answers): of all, or of some that are drawn from all.
 
-    The first ones alone may be all of one kind, such as those of the first folder.
+    The first ones alone may be all of one kind, such as those of the first folder. The same answers
+    are drawn each time.
     """
     num_tokens = int((texts.lengths - texts.prompt_lens).sum())
     if num_tokens > MAX_COUNTED:
         num = max(1, len(texts) * MAX_COUNTED // num_tokens)
         logger.info(
-            "n-grams are counted in %d of %d answers, spread over all: more would take too much "
+            "n-grams are counted in %d of %d answers, drawn at random: more would take too much "
             "memory",
             *(num, len(texts)),
         )
-        texts = TextStore(texts.arrays, texts.chosen[np.arange(num) * len(texts) // num])
+        drawn = np.random.default_rng(0).permutation(len(texts))[:num]
+        texts = TextStore(texts.arrays, texts.chosen[np.sort(drawn)])
     answers = ((text.token_ids, len(text.prompt_ids)) for text in texts)
     return NGramTable.count(answers), len(texts)

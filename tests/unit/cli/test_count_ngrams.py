@@ -29,8 +29,8 @@ def test_a_table_is_written_beside_the_weights(tmp_path: Path) -> None:
     assert found["bytes"] == (folder / NGRAMS_NAME).stat().st_size
 
 
-def test_answers_that_are_too_many_are_counted_evenly(tmp_path: Path, monkeypatch) -> None:
-    """Those of the last file too, which may be of another kind than those of the first."""
+def test_of_too_many_answers_some_of_all_files_are_counted(tmp_path: Path, monkeypatch) -> None:
+    """The last file too, whose answers may be of another kind than those of the first."""
     files = []
     for kind, token in (("chat", 7), ("code", 9)):
         rows = [
@@ -44,7 +44,7 @@ def test_answers_that_are_too_many_are_counted_evenly(tmp_path: Path, monkeypatc
         result = run("count-ngrams", folder, *files, "--json")
         assert result.exit_code == 0
         assert json.loads(result.stdout)["answers"] == num_counted
-        said = f"in {num_counted} of 20 answers, spread over all"
+        said = f"in {num_counted} of 20 answers, drawn at random"
         assert (said in result.stderr) == (num_counted < 20)
         table = NGramTable.load(folder)
         assert max(table.after([7]), key=table.after([7]).get) == 7
