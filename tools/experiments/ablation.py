@@ -145,7 +145,7 @@ def num_features(config: TrainConfig) -> int:
 
 
 def _cache_folder(base: TrainConfig, number: int) -> Path:
-    return base.out / f"features-{number}"
+    return base.out / f"cache-of-{number}-features"  # an arm is called features-1
 
 
 def keep_settings(args: argparse.Namespace) -> None:

@@ -105,9 +105,10 @@ class PagedKV:
         What an earlier sequence left there may be no number. For readers that mask it, and do not
         look whether it is one.
         """
-        for page_id in {slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0}:
+        begun = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
+        if begun:
             for stack in self._stacks:
-                stack[:, :, :, page_id].zero_()
+                stack.index_fill_(3, torch.tensor(begun, device=stack.device), 0)
 
     def repeat_first(self, page_ids: Sequence[int]) -> None:
         """Fill pages with copies of the first of them."""

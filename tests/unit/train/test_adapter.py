@@ -78,9 +78,9 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     found: list[Any] = []
     own = training_run.FrozenTarget
 
-    def noted(model: Any, *args: Any) -> Any:
+    def noted(model: Any, *args: Any, **options: Any) -> Any:
         found.append(model)
-        return own(model, *args)
+        return own(model, *args, **options)
 
     monkeypatch.setattr(training_run, "FrozenTarget", noted)
     return iter([found])
