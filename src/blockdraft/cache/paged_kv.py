@@ -102,8 +102,8 @@ class PagedKV:
     def clear_begun(self, slots: Sequence[int]) -> None:
         """Set the pages whose first slot is among these to zero.
 
-        What an earlier sequence left there may be no number. For readers that mask it, and do not
-        look whether it is one.
+        What an earlier sequence left there may be no number, or by chance what belongs there. For
+        readers that mask it, and do not look whether it is a number, and for tests.
         """
         begun = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
         if begun:

@@ -193,10 +193,11 @@ class _Choice:
         self._has_begun = True
         if echo is None or not echo.alone:
             self._add_text(piece, chunk)
-            prompt_ids = self._answer.jobs[chunk.prompt_index].prompt_ids
-            self._decoder = self._decoder or self._decoder_behind(prompt_ids)
-            entries = zip(chunk.token_ids, chunk.logprobs, strict=False)
-            self._add_entries(piece, entries, self._decoder)
+            if chunk.logprobs:
+                prompt_ids = self._answer.jobs[chunk.prompt_index].prompt_ids
+                self._decoder = self._decoder or self._decoder_behind(prompt_ids)
+                entries = zip(chunk.token_ids, chunk.logprobs, strict=False)
+                self._add_entries(piece, entries, self._decoder)
         else:
             piece.token_ids = []
         if self._answer.with_rounds:
