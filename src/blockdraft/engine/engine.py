@@ -374,9 +374,7 @@ class Engine:
             "max_concurrency"
         )
         self._forget(sequence)
-        self._unreported.append(
-            StepOutput(sequence.key, finish_reason=sequence.finish_reason, error=sequence.error)
-        )
+        self._unreported.append(StepOutput(sequence.key, finish_reason=sequence.finish_reason))
 
     def report(self) -> list[StepOutput]:
         """What `advance` gave, once."""

@@ -26,7 +26,6 @@ MAX_TOKENS = 64
 class ProbePrompt:
     """A user's turn, and what kind of task it is."""
 
-    id: str
     category: str
     text: str
 
@@ -49,9 +48,7 @@ def read_probe() -> list[ProbePrompt]:
     """
     return read_all(
         BUNDLED,
-        lambda row, number: ProbePrompt(
-            str(row["id"]), str(row["category"]), prompt_text(row, BUNDLED, number)
-        ),
+        lambda row, number: ProbePrompt(str(row["category"]), prompt_text(row, BUNDLED, number)),
     )
 
 

@@ -1,6 +1,5 @@
 """Who runs in a step, with how many tokens. No torch."""
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
@@ -11,8 +10,6 @@ from blockdraft.core.uninterrupted import uninterrupted
 
 MIN_CHUNK = 32
 """The fewest prompt tokens of a row, however many prompts share a step."""
-
-logger = logging.getLogger(__name__)
 
 
 class Scheduler:

@@ -37,23 +37,17 @@ class PackageFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class HubRepo:
-    """A repository of the Hugging Face hub."""
-
-    repo_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class CatalogEntry:
     """A model with a name.
 
-    drafter: the name of the drafter trained for a target. thinking: of a drafter, how its training
-    answers were made, where that is known and the target's chat template has the switch.
+    source: None for a repository of the Hugging Face hub, whose id is the name. drafter: the name
+    of the drafter trained for a target. thinking: of a drafter, how its training answers were made,
+    where that is known and the target's chat template has the switch.
     """
 
     name: str
     role: Literal["target", "drafter"]
-    source: WheelFile | PackageFolder | HubRepo
+    source: WheelFile | PackageFolder | None
     about: str
     drafter: str | None = None
     thinking: Literal["on", "off"] | None = None
@@ -121,10 +115,10 @@ def _published_entries() -> list[CatalogEntry]:
     entries = []
     for target, drafter in _PUBLISHED_PAIRS:
         where = "on the Hugging Face hub"
-        entries.append(CatalogEntry(target, "target", HubRepo(target), where, drafter))
+        entries.append(CatalogEntry(target, "target", None, where, drafter))
         about = f"DFlash drafter for {target}, {where}"
         thinking: Literal["off"] | None = "off" if drafter in _WITHOUT_THINKING else None
-        entries.append(CatalogEntry(drafter, "drafter", HubRepo(drafter), about, thinking=thinking))
+        entries.append(CatalogEntry(drafter, "drafter", None, about, thinking=thinking))
     return entries
 
 

@@ -11,7 +11,6 @@ from blockdraft.core.files import FULL
 from blockdraft.hub.catalog import (
     CATALOG,
     CatalogEntry,
-    HubRepo,
     PackageFolder,
     WheelFile,
     find_drafter,
@@ -52,7 +51,7 @@ def resolve_model(name: str) -> Path:
         NetworkError, DiskError: fetching failed.
     """
     entry = CATALOG.get(name)
-    if entry is not None and not isinstance(entry.source, HubRepo):
+    if entry is not None and entry.source is not None:
         return _embedded(entry, entry.source)
     folder = Path(name).expanduser().absolute()
     if name and folder.is_dir():
@@ -85,7 +84,7 @@ def resolve_config(name: str) -> Path:
     """
     entry, found = CATALOG.get(name), hub_id(name)
     folder = Path(name).expanduser().absolute()
-    is_embedded = entry is not None and not isinstance(entry.source, HubRepo)
+    is_embedded = entry is not None and entry.source is not None
     if is_embedded or not (found or folder.is_dir()):
         return resolve_model(name)
     if not folder.is_dir():
@@ -122,7 +121,7 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
     except NetworkError as error:
         raise NetworkError(f"{error}, or decode without a drafter: --drafter none") from error
     except ModelError as error:
-        if not isinstance(CATALOG[name].source, HubRepo):
+        if CATALOG[name].source is not None:
             raise
         logger.warning("%s: plain decoding; give another drafter with --drafter", error)
         return None

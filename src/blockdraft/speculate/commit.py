@@ -29,7 +29,6 @@ class StepOutput:
     num_kept: int = 0
     proposal: Proposal = NOTHING
     finish_reason: FinishReason | None = None
-    error: str | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -120,13 +119,7 @@ def _end_failed(
         logger.exception("the memory of a failed row could not be freed")
     proposer.close(sequence)
     num_kept = len(sequence.token_ids) - num_before
-    return StepOutput(
-        sequence.key,
-        verdict,
-        num_kept,
-        finish_reason=sequence.finish_reason,
-        error=sequence.error,
-    )
+    return StepOutput(sequence.key, verdict, num_kept, finish_reason=sequence.finish_reason)
 
 
 def _commit_row(
@@ -155,14 +148,7 @@ def _commit_row(
         target.close(sequence.key)
         proposer.close(sequence)
     sequence.check()
-    return StepOutput(
-        sequence.key,
-        verdict,
-        num_kept,
-        planned.proposal,
-        sequence.finish_reason,
-        sequence.error,
-    )
+    return StepOutput(sequence.key, verdict, num_kept, planned.proposal, sequence.finish_reason)
 
 
 def _append(sequence: Sequence, verdict: Verdict) -> int:

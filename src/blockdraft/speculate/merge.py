@@ -51,11 +51,6 @@ def best_path(proposals: Sequence[Proposal], num_nodes: int) -> Proposal:
     return _proposal(path[::-1])
 
 
-def kinds_of(proposal: Proposal) -> set[str]:
-    """All drafters that have a part in a proposal."""
-    return {kind for source in set(proposal.sources) for kind in sources_of(source)}
-
-
 def sources_of(name: str) -> list[str]:
     """The drafters that a node's source names."""
     return name.split(_JOINED)

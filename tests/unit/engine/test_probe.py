@@ -25,7 +25,7 @@ def test_twenty_prompts_of_four_kinds():
     assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(
         ("math", "code", "chat", "writing"), 5
     )
-    assert len({prompt.id for prompt in prompts} | {prompt.text for prompt in prompts}) == 40
+    assert len({prompt.text for prompt in prompts}) == 20
 
 
 def test_answers_are_counted_by_category(tmp_path):

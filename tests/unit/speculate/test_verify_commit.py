@@ -277,7 +277,7 @@ def test_logits_that_are_no_numbers_end_the_row_with_the_tokens_before(
     )
     # The sequence had four tokens.
     message = f"the target's logits for the token at position {4 + index} are not numbers"
-    assert output.error == row.sequence.error == message
+    assert row.sequence.error == message
     assert output.finish_reason == row.sequence.finish_reason == "error"
     assert output.token_ids == TRUTH[:index]
     assert row.sequence.output_ids == [1, *TRUTH[:index]]
@@ -296,7 +296,7 @@ def test_an_end_before_the_missing_number_is_no_error() -> None:
         verdicts = verify(plan, without_number(5, 2))
         (output,) = commit(plan, verdicts, without_features(1), recorder, proposer(recorder))
         assert output.finish_reason in ("stop", "length")
-        assert (output.error, output.token_ids) == (None, [3, 5])
+        assert (row.sequence.error, output.token_ids) == (None, [3, 5])
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
@@ -393,7 +393,7 @@ def check_drafts_alone_end(recorder: Recorder) -> None:
     """What fails as this drafter is told of committed tokens ends its drafts, and no request."""
     row, one = make_row(), proposer(recorder)
     output = commit_one(row, TRUTH[:4], recorder, one)
-    assert (output.token_ids, output.error) == (TRUTH, None)
+    assert (output.token_ids, row.sequence.error) == (TRUTH, None)
     assert one.failures.num_failures == 1
     assert row.sequence.has_lost_context
     assert not row.sequence.may_draft

@@ -43,7 +43,6 @@ class AccountedRun:
     `identical`: both gave the same tokens.
     """
 
-    generation: Generation
     accounts: list[Account]
     identical: bool
 
@@ -70,7 +69,6 @@ def decode_accounted(llm: LLM, prompt_ids: list[int], params: SamplingParams) ->
     plain = Account("plain", ledgers[-1])
     drafted = [Account("drafted", ledgers[0], ledgers[-1])] if drafts else []
     return AccountedRun(
-        generation=generations[0],
         accounts=[*drafted, plain],
         identical=_tokens(generations[0]) == _tokens(generations[-1]),
     )

@@ -78,7 +78,6 @@ class _Steps:
         self._step, self._inputs = step, inputs
         self._spans: list[RecurrentSpan] = []
         self._reached: list[tuple[StateLayer, int]] = []
-        self._num_rows = 0
 
     def add(self, layer: StateLayer, num_rows: int) -> None:
         """The next rows are of a layer's sequence. It may come again."""
