@@ -44,7 +44,7 @@ class BenchPrompt:
         return f"{self.category}/{self.id}"
 
 
-def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
+def read_workload(path: Path) -> list[BenchPrompt]:
     """Read (gzipped) JSONL whose rows hold conversations, see core/conversations.py.
 
     `category` (else the file's name) groups the figures, `id` (else the line) names the prompt.
@@ -53,7 +53,7 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
         ConfigError: the file cannot be read or holds no row, or lines are bad; each is named.
     """
     name = set_name(path)
-    return read_all(path, lambda row, number: _prompt(row, path, number, name))[:limit]
+    return read_all(path, lambda row, number: _prompt(row, path, number, name))
 
 
 def _prompt(row: Mapping[str, Any], path: Path, number: int, name: str) -> BenchPrompt:

@@ -240,7 +240,7 @@ def test_long_names_are_cut_where_they_would_lie_over_others():
     name = "/home/me/runs/a-long-name-of-a-run-2026/drafter"
     line = svg.line_plot("t", "x", "y", {name: [svg.Dot(1, 1, "1")], "plain": [svg.Dot(1, 2, "1")]})
     assert ">/home/me/…a-run-2026/drafter<" in line
-    bars = svg.bar_plot("t", "plain", [svg.Bar(name, 2.0), svg.Bar("36" * 18, 1.0)])
+    bars = svg.bar_plot("t", [svg.Bar(name, 2.0), svg.Bar("36" * 18, 1.0)])
     assert ">/home/me/run…e-of-a-run-2026/drafter<" in bars
     assert f">{'36' * 18}<" in bars
 
@@ -506,7 +506,7 @@ def test_plots_are_drawn_to_scale():
     ground = svg.HEIGHT - svg.BOTTOM
     assert ground - y2 == pytest.approx(4 * (ground - y1), abs=0.5)
     bars = [svg.Bar("a & b", 2.0, 1.5, 2.5), svg.Bar("c", 0.5)]
-    root = ElementTree.fromstring(svg.bar_plot("title", "plain", bars))
+    root = ElementTree.fromstring(svg.bar_plot("title", bars))
     first, second = [float(e.get("width")) for e in root if e.get("class") == "way-0"]
     assert first == pytest.approx(4 * second, abs=0.3)
 

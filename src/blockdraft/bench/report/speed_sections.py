@@ -41,7 +41,7 @@ def speed_section(result: Result) -> Section:
             grids.append(_outside(run, how))
         title = f"Speed of drafted decoding, {how}; plain decoding is 1"
         bars = [bar_of(name, row["speedup_bands"]["plain"]) for name, row in figures.items()]
-        plots[f"-{number}"] = svg.bar_plot(title, "plain", bars)
+        plots[f"-{number}"] = svg.bar_plot(title, bars)
     return Section("bench speed", grids=grids, plots=plots)
 
 
@@ -105,7 +105,7 @@ def _lengths(result: Result, found: Values) -> Section:
         "bench speed --lengths",
         [f"{fact[0].upper()}{fact[1:]}."],
         [grid_of("By length", about, rows)],
-        {"": svg.bar_plot(title, "plain", bars)},
+        {"": svg.bar_plot(title, bars)},
     )
 
 
@@ -173,7 +173,7 @@ def ways_section(result: Result) -> Section:
             grid_of("By set", about, rows),
             *_costs(result),
         ],
-        plots={"": svg.bar_plot(title, "plain", bars)},
+        plots={"": svg.bar_plot(title, bars)},
     )
 
 

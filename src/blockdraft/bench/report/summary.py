@@ -138,7 +138,7 @@ def plot(results: Mapping[str, Any]) -> str:
             y += ROW_HEIGHT
         y += GAP
     height = y + 10
-    parts += baseline_at(x_of(1.0, end), TOP - 6, height, "plain")
+    parts += baseline_at(x_of(1.0, end), TOP - 6, height)
     title = words(20, 24, "Speed of drafted decoding; plain decoding is 1", weight="bold")
     label = "Speed of drafted over plain decoding, by set of prompts"
     return frame(label, height, [title, *legend(results["runs"]), *parts], STYLE)

@@ -109,8 +109,8 @@ def line_plot(
     return frame(title, HEIGHT, [*parts, *labels])
 
 
-def bar_plot(title: str, baseline: str, bars: Sequence[Bar]) -> str:
-    """Speed-ups as bars from 0, with their spread, and a line at the baseline, which is 1."""
+def bar_plot(title: str, bars: Sequence[Bar]) -> str:
+    """Speed-ups as bars from 0, with their spread, and a line at plain decoding, which is 1."""
     left, step = 270, 26
     right = max(1.2, *(bar.value if bar.high is None else bar.high for bar in bars)) * 1.05
     height = 50 + step * len(bars) + 30
@@ -134,16 +134,16 @@ def bar_plot(title: str, baseline: str, bars: Sequence[Bar]) -> str:
                 f'<path class="spread" d="M{low} {middle}H{high}M{low} {y + 3}v10M{high} {y + 3}'
                 'v10" stroke="#1f2328" stroke-width="1.5" fill="none"/>'
             )
-    parts += baseline_at(x_of(1.0), 38, height, baseline)
+    parts += baseline_at(x_of(1.0), 38, height)
     return frame(title, height, parts)
 
 
-def baseline_at(x: float, top: int, height: int, name: str) -> list[str]:
-    """An upright line, and the name of the baseline below it."""
+def baseline_at(x: float, top: int, height: int) -> list[str]:
+    """An upright line for plain decoding, and its name below."""
     return [
         f'<line class="line" x1="{x}" x2="{x}" y1="{top}" y2="{height - 24}" '
         'stroke="#59636e" stroke-dasharray="4 3"/>',
-        words(x, height - 8, name, anchor="middle"),
+        words(x, height - 8, "plain", anchor="middle"),
     ]
 
 

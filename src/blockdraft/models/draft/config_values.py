@@ -13,12 +13,12 @@ class Reader:
         self._top, self._place = raw, nested
         self._nested: Mapping[str, Any] = raw.get(nested) or {}
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value, or `default` where it is absent or null."""
+    def get(self, name: str) -> Any:
+        """The value; None where it is absent."""
         for place in (self._nested, self._top):
             if place.get(name) is not None:
                 return place[name]
-        return default
+        return None
 
     def optional_integer(self, name: str) -> int | None:
         """An integer, or None where there is none."""
