@@ -40,7 +40,7 @@ from blockdraft.models.target.loading import load_target_model, resolve_device, 
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import feature_layers
 from blockdraft.train.evaluate import HeldOut
-from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.features import FeatureCache, FrozenTarget
 from blockdraft.train.kinds.block import BlockDrafter
 from blockdraft.train.prepare import NUM_FEATURES, read_data
 from blockdraft.train.run_folder import LAST
@@ -185,7 +185,9 @@ def fill_features(base: TrainConfig, arms: Iterable[str]) -> None:
     ids = {number: feature_layers(num_layers, number) for number in numbers}
     every = tuple(sorted({index for some in ids.values() for index in some}))
     caches = {
-        number: StateCache(FrozenTarget(model, some), examples, _cache_folder(base, number), sha256)
+        number: FeatureCache(
+            FrozenTarget(model, some), examples, _cache_folder(base, number), sha256
+        )
         for number, some in ids.items()
     }
     whole = FrozenTarget(model, every)

@@ -113,7 +113,7 @@ class FrozenTarget:
         return states[..., : -self.hidden_size], states[..., -self.hidden_size :]
 
 
-class StateCache:
+class FeatureCache:
     """States of training examples, kept on disk from the first time that they are computed.
 
     The files are mapped into memory; what is read often stays in the system's page cache. A folder

@@ -24,7 +24,7 @@ from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.batches import Batches
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.evaluate import HeldOut
-from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.features import FeatureCache, FrozenTarget
 from blockdraft.train.kinds.base import TrainedDrafter, num_trained
 from blockdraft.train.kinds.table import load_trained
 from blockdraft.train.loss import PartialVocabulary
@@ -142,7 +142,7 @@ class TrainingRun:
     def _open_states(self) -> None:
         if not self.processes.is_main:
             self.processes.wait()  # The first process makes the files.
-        self.states = StateCache(
+        self.states = FeatureCache(
             self.target, self.examples, self.config.feature_cache, self.trained["target_sha256"]
         )
         if self.processes.is_main:

@@ -7,7 +7,7 @@ import torch
 
 from blockdraft.data.dataset import collate
 from blockdraft.data.store import Example
-from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.features import FeatureCache, FrozenTarget
 from tests.tiny import LAYER_IDS, tiny_target
 
 
@@ -20,11 +20,11 @@ def states_examples() -> list[Example]:
 
 def test_cached_states_equal_computed_ones(tmp_path):
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
-    cache = StateCache(target, examples, tmp_path / "cache", "tiny")
+    cache = FeatureCache(target, examples, tmp_path / "cache", "tiny")
     cache.get([[2]], collate([examples[2]]))
     rows = [[1], [2], [3]]
     batch = collate([examples[i] for (i,) in rows])
-    computed = StateCache(target, examples, None, "tiny").get(rows, batch)
+    computed = FeatureCache(target, examples, None, "tiny").get(rows, batch)
     for _ in range(2):
         cached = cache.get(rows, batch)
         for number, (index,) in enumerate(rows):
@@ -37,14 +37,14 @@ def test_cached_states_equal_computed_ones(tmp_path):
 def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
     batch = collate(examples[:2])
-    StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
+    FeatureCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
 
     calls = []
     states = target.states
     monkeypatch.setattr(target, "states", lambda ids: calls.append(len(ids)) or states(ids))
-    StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
+    FeatureCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
     assert calls == []
-    StateCache(target, examples[1:], tmp_path, "tiny").get([[0], [1]], collate(examples[1:3]))
+    FeatureCache(target, examples[1:], tmp_path, "tiny").get([[0], [1]], collate(examples[1:3]))
     assert calls == [2]
 
 
@@ -56,27 +56,27 @@ def test_a_cache_of_another_target_is_not_read(tmp_path, monkeypatch):
         target, calls = FrozenTarget(tiny_target(), LAYER_IDS), []
         states = target.states
         monkeypatch.setattr(target, "states", lambda ids, s=states, c=calls: c.append(1) or s(ids))
-        StateCache(target, examples, tmp_path, key).get([[0], [1]], batch)
+        FeatureCache(target, examples, tmp_path, key).get([[0], [1]], batch)
         assert calls == [1]
 
 
 @pytest.mark.parametrize("key", ["[]", "{}", "", '{"num_examples": "x"}', '{"num_examples": []}'])
 def test_a_cache_whose_key_is_damaged_is_made_anew(tmp_path, key):
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
-    StateCache(target, examples, tmp_path, "tiny").get([[0]], collate(examples[:1]))
+    FeatureCache(target, examples, tmp_path, "tiny").get([[0]], collate(examples[:1]))
     (tmp_path / "key.json").write_text(key)
-    assert StateCache(target, examples, tmp_path, "tiny").missing() == [0, 1, 2, 3]
+    assert FeatureCache(target, examples, tmp_path, "tiny").missing() == [0, 1, 2, 3]
 
 
 def test_a_cache_grows_with_the_examples(tmp_path, monkeypatch):
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
-    first = StateCache(target, examples[:2], tmp_path, "tiny").get(
+    first = FeatureCache(target, examples[:2], tmp_path, "tiny").get(
         [[0], [1]], collate(examples[:2])
     )
     calls = []
     states = target.states
     monkeypatch.setattr(target, "states", lambda ids: calls.append(len(ids)) or states(ids))
-    grown = StateCache(target, examples, tmp_path, "tiny")
+    grown = FeatureCache(target, examples, tmp_path, "tiny")
     assert grown.missing() == [2, 3]
     again = grown.get([[0], [1]], collate(examples[:2]))
     assert torch.equal(first, again)
@@ -88,7 +88,7 @@ def test_a_cache_grows_with_the_examples(tmp_path, monkeypatch):
 def test_a_cache_takes_its_disk_at_once(tmp_path):
     """What is mapped cannot be told later that there is no room."""
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
-    StateCache(target, examples, tmp_path, "tiny")
+    FeatureCache(target, examples, tmp_path, "tiny")
     num_tokens = sum(map(len, examples))
     taken = (tmp_path / "states.bin").stat().st_blocks * 512
     assert taken >= num_tokens * (len(LAYER_IDS) + 1) * target.hidden_size * 4
@@ -99,13 +99,13 @@ def test_a_cache_whose_big_file_was_deleted_is_made_anew(tmp_path, left):
     """Mapped, a missing file would read as zeros, of which the drafter would learn."""
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
     batch = collate(examples[:2])
-    before = StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
+    before = FeatureCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
     states = tmp_path / "states.bin"
     if left is None:
         states.unlink()
     else:
         os.truncate(states, left)
-    again = StateCache(target, examples, tmp_path, "tiny")
+    again = FeatureCache(target, examples, tmp_path, "tiny")
     assert again.missing() == [0, 1, 2, 3]
     assert torch.equal(again.get([[0], [1]], batch), before)
 
@@ -115,5 +115,5 @@ def test_a_cache_of_another_precision_is_not_read(tmp_path):
     batch = collate(examples[:1])
     for dtype in (torch.bfloat16, torch.float32):
         target = FrozenTarget(tiny_target(dtype=dtype), LAYER_IDS)
-        cached = StateCache(target, examples, tmp_path, "tiny").get([[0]], batch)
+        cached = FeatureCache(target, examples, tmp_path, "tiny").get([[0]], batch)
         torch.testing.assert_close(cached, target.states(batch.token_ids))

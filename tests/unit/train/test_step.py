@@ -12,7 +12,7 @@ from blockdraft.models.draft.attention import attend, flex_masks
 from blockdraft.models.draft.masks import block_masks
 from blockdraft.train import loss as loss_module
 from blockdraft.train.blocks import Anchors, make_blocks, sample_anchors
-from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.features import FeatureCache, FrozenTarget
 from blockdraft.train.kinds.block import BlockDrafter
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.step import (
@@ -55,7 +55,7 @@ class Trained:
         self.model = tiny_drafter(**changes)
         self.target = FrozenTarget(tiny_target(), LAYER_IDS)
         self.examples = some_examples()
-        self.states = StateCache(self.target, self.examples, None, "tiny")
+        self.states = FeatureCache(self.target, self.examples, None, "tiny")
         head = self.target.lm_head_weight
         self.vocabulary = PartialVocabulary(head, Counter(), 0, 0).draw(
             torch.tensor([0]), torch.Generator()
@@ -227,7 +227,7 @@ def test_tiles_train_as_the_dense_mask_does_on_a_gpu(tmp_path, changes):
     trained = Trained(tmp_path, **changes)
     trained.model.cuda()
     trained.target = FrozenTarget(tiny_target().cuda(), LAYER_IDS)
-    trained.states = StateCache(trained.target, trained.examples, None, "tiny")
+    trained.states = FeatureCache(trained.target, trained.examples, None, "tiny")
     trained.vocabulary = PartialVocabulary(trained.target.lm_head_weight, Counter(), 0, 0).draw(
         torch.tensor([0]), torch.Generator()
     )

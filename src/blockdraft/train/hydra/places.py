@@ -9,7 +9,7 @@ from torch import Tensor
 from blockdraft.core.progress import Progress
 from blockdraft.data.dataset import collate
 from blockdraft.data.store import Example, TextStore
-from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.features import FeatureCache, FrozenTarget
 
 TEXTS_AT_ONCE = 512
 """Answers that are ordered by length together, so that those of a batch are of like length."""
@@ -43,7 +43,7 @@ class Places:
     ) -> None:
         self._examples, self._target, self._step_tokens = examples, target, step_tokens
         self._lengths: list[int] = TextStore.of(examples).lengths.tolist()
-        self._cache = StateCache(target, examples, folder, target_sha256)
+        self._cache = FeatureCache(target, examples, folder, target_sha256)
 
     def __len__(self) -> int:
         return len(self._examples)
