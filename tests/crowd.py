@@ -138,6 +138,12 @@ class LogitsRecorder:
         self._last: dict[int, tuple[int, Tensor]] = {}
         """Of each sequence the last forward's logits, and the position behind its anchor."""
 
+    @property
+    def by_position(self) -> dict[int, Tensor]:
+        """Of the only sequence."""
+        assert len({key for key, _ in self.logits}) == 1
+        return {position: logits for (_, position), logits in self.logits.items()}
+
     def forward(self, plan: ForwardPlan) -> TargetOutput:
         output = self.target.forward(plan)
         for planned, own in zip(plan, rows_of(plan, output.logits), strict=True):

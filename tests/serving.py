@@ -18,9 +18,8 @@ from blockdraft.server.guard import Traffic
 from blockdraft.server.run import DrainingServer, make_service
 from blockdraft.server.service import Service
 from blockdraft.server.shape import Shape
-from tests.small_llm import assert_nothing_left
+from tests.small_llm import PATIENCE, assert_nothing_left
 
-PATIENCE = 30.0
 MODEL = "tiny"
 
 

@@ -1,8 +1,11 @@
 """An LLM of tiny models, and what must be true of it when all requests have ended."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from blockdraft import LLM, SamplingParams
 from blockdraft.core.grammar import Grammar
@@ -11,6 +14,7 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 
 MAX_TOKENS = 24
+PATIENCE = 30.0
 
 
 def load_llm(folders: tuple[Path, Path], **options: Any) -> LLM:
@@ -30,6 +34,25 @@ def without_pages(model: object) -> None:
 
 def params(**changes: Any) -> SamplingParams:
     return replace(SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True), **changes)
+
+
+class Gate:
+    """Holds an engine at the beginning of each step until it is let through."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._permits, self.num_steps = threading.Semaphore(0), 0
+        real = llm.engine.advance
+
+        def advance() -> None:
+            assert self._permits.acquire(timeout=PATIENCE)
+            self.num_steps += 1
+            real()
+
+        monkeypatch.setattr(llm.engine, "advance", advance)
+
+    def let(self, num_steps: int = 100_000) -> None:
+        if num_steps:
+            self._permits.release(num_steps)
 
 
 def check_grammar(llm: LLM) -> AcceptanceStats:

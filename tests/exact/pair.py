@@ -1,27 +1,22 @@
 """The default target and drafter, loaded once a process, in the precision that runs here."""
 
 import os
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.hub.catalog import DEFAULT_TARGET, find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.models.draft.dflash import DraftModel
-from blockdraft.models.target.interface import TargetOutput
 from blockdraft.models.target.loading import check_pair, load_target_model, resolve_dtype
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
-from blockdraft.speculate.verify import rows_of
 from tests.exact.prompts import read_prompts
 from tests.parity.targets import Way, make_dflash
 
@@ -65,41 +60,6 @@ def default_drafter() -> DraftModel:
     name = os.environ.get(DRAFTER_VARIABLE) or find_drafter(DEFAULT_TARGET)
     assert name is not None
     return DraftModel.from_pretrained(resolve_model(name), DTYPE)
-
-
-class RecordingTarget:
-    """A target that keeps the logits [V] by which each position of the last sequence was chosen.
-
-    A position that was rejected is computed again, and then overwritten here.
-    """
-
-    def __init__(self, target: SequentialTarget | PagedTarget) -> None:
-        self.target = target
-        self.vocab_size, self.max_context = target.vocab_size, target.max_context
-        self.memory, self.takes_trees = target.memory, target.takes_trees
-        self.by_position: dict[int, Tensor] = {}
-        self._key = -1
-
-    def forward(self, plan: ForwardPlan) -> TargetOutput:
-        output = self.target.forward(plan)
-        for planned, logits in zip(plan, rows_of(plan, output.logits), strict=True):
-            row = planned.row
-            assert planned.tree.is_chain
-            # A sequence may begin behind tokens that it took over.
-            if row.sequence.key != self._key:
-                self._key, self.by_position = row.sequence.key, {}
-            first = row.sequence.num_cached + len(row.new_ids)
-            self.by_position.update(enumerate(logits, first))
-        return output
-
-    def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
-        self.target.keep(planned, nodes)
-
-    def truncate(self, key: int, length: int) -> None:
-        self.target.truncate(key, length)
-
-    def close(self, key: int) -> None:
-        self.target.close(key)
 
 
 def new_target(

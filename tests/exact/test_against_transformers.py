@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from tests.exact.pair import RecordingTarget, new_target, prompt_ids, target_folder
+from tests.crowd import LogitsRecorder
+from tests.exact.pair import new_target, prompt_ids, target_folder
 from tests.exact.prompts import read_prompts
 from tests.parity.checks import generate_plain
 
@@ -67,15 +68,15 @@ def compare(
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     found = []
     with new_target("paged", dtype).released_after() as target:
-        recording = RecordingTarget(target)
         for index, stock in zip(indices, expected, strict=True):
             prompt = prompt_ids()[index]
-            ours = generate_plain(recording, prompt, params).token_ids
+            recorder = LogitsRecorder(target)
+            ours = generate_plain(recorder, prompt, params).token_ids
             assert len(ours) == len(stock) == num_tokens
             different = [i for i in range(num_tokens) if ours[i] != stock[i]]
             margin = None
             if different:
-                best = recording.by_position[len(prompt) + different[0]].float().topk(2).values
+                best = recorder.by_position[len(prompt) + different[0]].float().topk(2).values
                 margin = float(best[0] - best[1])
             first = different[0] if different else None
             found.append(Comparison(index, kinds[index], first, margin))

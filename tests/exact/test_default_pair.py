@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from tests.exact.pair import RecordingTarget, exact_pair, prompt_ids
+from tests.crowd import LogitsRecorder
+from tests.exact.pair import exact_pair, prompt_ids
 from tests.exact.prompts import build_prompts, read_prompts
 from tests.parity.checks import check_together_equals_alone, generate, generate_plain
 from tests.parity.targets import WAYS, Way
@@ -35,20 +36,22 @@ def check_prompt(
     Blocks longer than the drafter was trained on are drafted badly and must be as exact.
     """
     target, drafter = exact_pair(way)
-    recording = RecordingTarget(target)
     prompt = prompt_ids()[index]
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=index, **sampling)
-    plain = generate_plain(recording, prompt, params)
-    expected = recording.by_position
+    recorder = LogitsRecorder(target)
+    plain = generate_plain(recorder, prompt, params)
+    expected = recorder.by_position
     assert len(plain.token_ids) == num_tokens
     for block_size in block_sizes:
         drafter.max_nodes = block_size - 1
-        drafted = generate(recording, drafter, prompt, params)
+        recorder = LogitsRecorder(target)
+        drafted = generate(recorder, drafter, prompt, params)
         assert drafted.token_ids == plain.token_ids, (index, block_size, sampling)
         assert drafted.logprobs == plain.logprobs
-        assert recording.by_position.keys() >= expected.keys()
+        found = recorder.by_position
+        assert found.keys() == expected.keys()
         for position, logits in expected.items():
-            assert torch.equal(recording.by_position[position], logits), (index, position)
+            assert torch.equal(found[position], logits), (index, position)
 
 
 def test_the_prompts_are_many_and_of_many_kinds() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,9 +12,7 @@ from blockdraft.core.errors import EngineDead, Overloaded
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
 from blockdraft.measure.step_report import Pace
-from tests.small_llm import MAX_TOKENS, assert_nothing_left, load_llm, params
-
-PATIENCE = 20.0
+from tests.small_llm import MAX_TOKENS, PATIENCE, Gate, assert_nothing_left, load_llm, params
 
 
 class Reports:
@@ -55,25 +52,6 @@ async def read(stream):
 
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, PATIENCE))
-
-
-class Gate:
-    """Holds the engine's thread at the beginning of each step until it is let through."""
-
-    def __init__(self, llm, monkeypatch):
-        self.steps, self.permits = itertools.count(), threading.Semaphore(0)
-        self.num_steps = 0
-        real = llm.engine.advance
-
-        def step():
-            assert self.permits.acquire(timeout=PATIENCE)
-            self.num_steps += 1
-            return real()
-
-        monkeypatch.setattr(llm.engine, "advance", step)
-
-    def let(self, num_steps):
-        self.permits.release(num_steps)
 
 
 async def until(condition):

@@ -8,6 +8,14 @@ import pytest
 from blockdraft import LLM
 from tests.serving import Running, running_server
 from tests.small_llm import load_llm
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+
+@pytest.fixture(scope="module")
+def long_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """As always, with a context in which tools can be described byte by byte."""
+    root = tmp_path_factory.mktemp("pair")
+    return tiny_target_folder(root, max_position_embeddings=4096), tiny_drafter_folder(root)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 from tests.client_requests import CITIES, FORCED, REQUESTS, SCHEMA, USER, Accepted, Refused, Sent
 from tests.serving import error_of, read_events, running_server
 from tests.small_llm import load_llm
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 BASE = {"model": "tiny", "temperature": 0}
 SHORT, LONG = 8, 200
@@ -20,11 +19,8 @@ LOOKED_AT = ("tools", "tool_choice")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """Its context has room for tools that are described byte by byte."""
-    root = tmp_path_factory.mktemp("pair")
-    folders = tiny_target_folder(root, max_position_embeddings=4096), tiny_drafter_folder(root)
-    with running_server(load_llm(folders, max_concurrency=4)) as running:
+def server(long_folders):
+    with running_server(load_llm(long_folders, max_concurrency=4)) as running:
         yield running
 
 

@@ -14,7 +14,6 @@ from blockdraft.text.call_syntax import TAGGED
 from tests.schemas import SCHEMAS
 from tests.serving import MODEL, chat_body, running_server, saying
 from tests.small_llm import load_llm
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 KEY = "a-key-of-this-test"
 PATH = "/v1/messages"
@@ -34,10 +33,8 @@ LOOK = '{"name": "abc", "age": 3}'
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    folders = tiny_target_folder(root, max_position_embeddings=4096), tiny_drafter_folder(root)
-    with running_server(load_llm(folders, max_concurrency=4), api_keys=(KEY,)) as running:
+def server(long_folders):
+    with running_server(load_llm(long_folders, max_concurrency=4), api_keys=(KEY,)) as running:
         running.client.headers["x-api-key"] = KEY
         yield running
 

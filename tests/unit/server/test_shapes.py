@@ -21,8 +21,6 @@ from tests.serving import chat_body, running_server, saying
 from tests.small_llm import load_llm
 from tests.tiny import (
     TEXT_VOCAB_SIZE,
-    tiny_drafter_folder,
-    tiny_target_folder,
     tiny_tokenizer,
 )
 
@@ -34,10 +32,8 @@ TEMPERATURES = [{}, {"temperature": 1.0, "seed": 5, "n": 2}]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """As always, with a context in which tools can be described byte by byte."""
-    root = tmp_path_factory.mktemp("pair")
-    return tiny_target_folder(root, max_position_embeddings=4096), tiny_drafter_folder(root)
+def folders(long_folders):
+    return long_folders
 
 
 def as_format(name):

@@ -26,28 +26,9 @@ from blockdraft.server.guard import Traffic
 from blockdraft.server.responses import EventStream
 from blockdraft.server.run import DrainingServer, serve
 from tests.serving import PATIENCE, chat_body, error_of, read_events, running_server, wait_until
-from tests.small_llm import assert_nothing_left
+from tests.small_llm import Gate, assert_nothing_left
 
 CHAT = "/v1/chat/completions"
-
-
-class Gate:
-    """Lets the engine's steps through one by one, or all of them."""
-
-    def __init__(self, llm, monkeypatch):
-        self.permits, self.num_steps = threading.Semaphore(0), 0
-        real = llm.engine.advance
-
-        def step():
-            assert self.permits.acquire(timeout=PATIENCE)
-            self.num_steps += 1
-            return real()
-
-        monkeypatch.setattr(llm.engine, "advance", step)
-
-    def let(self, num_steps=100_000):
-        if num_steps:
-            self.permits.release(num_steps)
 
 
 @pytest.fixture
