@@ -1,6 +1,7 @@
 """Tools, calls of them, and how a model writes those."""
 
 import json
+import random
 from dataclasses import dataclass, replace
 
 import jsonschema
@@ -19,6 +20,24 @@ def function(name="look", **changes):
     return {"type": "function", "function": {**declared, **changes}}
 
 
+TYPED = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "ratio": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "note": {"type": ["string", "null"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "on": {"type": "boolean"},
+        "kind": {"enum": ["red", "blue"]},
+        "place": {"$ref": "#/$defs/Place"},
+        "any": {},
+    },
+    "$defs": {
+        "Place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+    },
+}
+"""Parameters of every type."""
 LOOK, WAIT = function(), function("wait-2", parameters=None)
 TOOLS = parse_tools([LOOK, WAIT])
 NAMES = [tool.name for tool in TOOLS]
@@ -30,6 +49,15 @@ class ToolCall:
 
     name: str
     arguments: str
+
+
+def in_pieces(text, seed):
+    """A text, cut up at random: single letters with seed 0, longer and longer ones with others."""
+    draw = random.Random(seed)
+    while text:
+        length = draw.randint(1, 1 + 9 * seed)
+        yield text[:length]
+        text = text[length:]
 
 
 def joined(pieces):

@@ -15,7 +15,7 @@ from blockdraft.text.tool_calls import Arguments, CallStart
 from blockdraft.text.tool_prompt import encode_tool_chat
 from tests.grammars import accepts
 from tests.tiny import tiny_tokenizer
-from tests.tools import LOOK_CALL, NAMES, TOOLS, WAIT_CALL, ToolCall
+from tests.tools import LOOK_CALL, NAMES, TOOLS, WAIT_CALL, ToolCall, in_pieces
 
 MARKS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>")
 TEMPLATE = (
@@ -104,11 +104,8 @@ def joined(pieces):
 @pytest.mark.parametrize(("text", "pieces"), ANSWERS)
 @pytest.mark.parametrize("seed", range(4))
 def test_channels_are_parted_however_the_text_is_cut(text, pieces, seed):
-    draw, splitter, found, rest = random.Random(seed), HarmonySplitter(NAMES), [], text
-    while rest:
-        length = draw.randint(1, 1 + 9 * seed)
-        found += splitter.push(rest[:length])
-        rest = rest[length:]
+    splitter = HarmonySplitter(NAMES)
+    found = [piece for part in in_pieces(text, seed) for piece in splitter.push(part)]
     found += splitter.close()
     assert joined(found) == pieces
     assert splitter.are_whole

@@ -22,6 +22,7 @@ from tests.grammars import grammars as grammars
 from tests.grammars import tokenizer as tokenizer
 from tests.tiny import tiny_tokenizer
 from tests.tools import (
+    TYPED,
     ToolCall,
     assert_refused_where_required,
     function,
@@ -29,23 +30,7 @@ from tests.tools import (
     required_calls,
 )
 
-PROPERTIES = {
-    "name": {"type": "string"},
-    "age": {"type": "integer"},
-    "note": {"type": ["string", "null"]},
-    "tags": {"type": "array", "items": {"type": "string"}},
-    "on": {"type": "boolean"},
-    "kind": {"enum": ["red", "blue"]},
-    "place": {"$ref": "#/$defs/Place"},
-    "any": {},
-}
-PLACE = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
-SCHEMA = {
-    "type": "object",
-    "properties": PROPERTIES,
-    "required": ["age"],
-    "$defs": {"Place": PLACE},
-}
+SCHEMA = TYPED | {"required": ["age"]}
 TOOLS = parse_tools([function("look", parameters=SCHEMA), function("wait-2", parameters=None)])
 OLD, WAITING = ToolCall("look", '{"age": 90}'), ToolCall("wait-2", "{}")
 SYNTAXES = pytest.mark.parametrize("syntax", [PYTHON, LFM2, OLMO], ids=["bare", "lfm2", "olmo"])

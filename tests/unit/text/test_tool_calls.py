@@ -15,6 +15,7 @@ from tests.tools import (
     WAIT_CALL,
     WRONG_NAME,
     ToolCall,
+    in_pieces,
     joined,
     written,
 )
@@ -71,11 +72,8 @@ ANSWERS = [
 @pytest.mark.parametrize(("syntax", "text", "pieces"), ANSWERS)
 @pytest.mark.parametrize("seed", range(4))
 def test_calls_are_found_however_the_text_is_cut(syntax, text, pieces, seed):
-    draw, parser, found, rest = random.Random(seed), ToolCallParser(syntax, NAMES), [], text
-    while rest:
-        length = draw.randint(1, 1 + 9 * seed)
-        found += parser.push(rest[:length])
-        rest = rest[length:]
+    parser = ToolCallParser(syntax, NAMES)
+    found = [piece for part in in_pieces(text, seed) for piece in parser.push(part)]
     found += parser.close()
     assert all(found)
     assert joined(found) == ([text] if pieces is None else pieces)

@@ -18,31 +18,16 @@ from tests.grammars import accepts
 from tests.grammars import grammars as grammars
 from tests.grammars import tokenizer as tokenizer
 from tests.tools import (
+    TYPED,
     ToolCall,
     assert_refused_where_required,
     function,
+    in_pieces,
     joined,
     required_calls,
 )
 
-PROPERTIES = {
-    "name": {"type": "string"},
-    "age": {"type": "integer"},
-    "ratio": {"anyOf": [{"type": "number"}, {"type": "null"}]},
-    "note": {"type": ["string", "null"]},
-    "tags": {"type": "array", "items": {"type": "string"}},
-    "on": {"type": "boolean"},
-    "kind": {"enum": ["red", "blue"]},
-    "place": {"$ref": "#/$defs/Place"},
-    "any": {},
-}
-PLACE = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
-SCHEMA = {
-    "type": "object",
-    "properties": PROPERTIES,
-    "required": ["name", "age"],
-    "$defs": {"Place": PLACE},
-}
+SCHEMA = TYPED | {"required": ["name", "age"]}
 TOOLS = parse_tools([function("look", parameters=SCHEMA), function("wait-2", parameters=None)])
 
 
@@ -112,11 +97,8 @@ ANSWERS += [
 @pytest.mark.parametrize(("text", "pieces"), ANSWERS)
 @pytest.mark.parametrize("seed", range(4))
 def test_calls_are_found_however_the_text_is_cut(text, pieces, seed):
-    draw, parser, found, rest = random.Random(seed), XmlCallParser(TOOLS), [], text
-    while rest:
-        length = draw.randint(1, 1 + 9 * seed)
-        found += parser.push(rest[:length])
-        rest = rest[length:]
+    parser = XmlCallParser(TOOLS)
+    found = [piece for part in in_pieces(text, seed) for piece in parser.push(part)]
     found += parser.close()
     assert joined(found) == pieces
     assert parser.are_whole
