@@ -255,16 +255,14 @@ def _opened(
 def measure_points(
     run: Callable[[_Size], object],
     sizes: Sizes[_Size],
-    *,
-    rounds: int = 5,
     clock: Callable[[], float] = perf_counter,
 ) -> list[tuple[_Size, float]]:
-    """Median seconds of `run(size)` for each size.
+    """Median seconds of `run(size)` for each size, of five runs.
 
     The sizes take turns, so that a busy moment of the machine falls on all of them.
     """
     seconds: dict[_Size, list[float]] = {size: [] for size in sizes}
-    for _ in range(rounds):
+    for _ in range(5):
         for size in sizes:
             start = clock()
             run(size)

@@ -80,13 +80,13 @@ class OtherWork:
         return max(0.0, sum(shares) - own / passed_seconds)
 
 
-def busy_cores(seconds: float = 0.5, proc: Path = _PROC) -> float | None:
-    """How many of this process's cores others keep busy: it sleeps that long and looks.
+def busy_cores(proc: Path = _PROC) -> float | None:
+    """How many of this process's cores others keep busy: it looks for half a second.
 
     None where the system does not say.
     """
     work = OtherWork(proc)
-    sleep(seconds)
+    sleep(0.5)
     return work.busy_cores()
 
 
