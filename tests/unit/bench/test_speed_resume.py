@@ -20,6 +20,7 @@ from blockdraft.bench.workload import BenchPrompt, chosen
 from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, DiskError, RequestError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run
+from tests.interrupts import interrupt_call
 from tests.rows import write_rows
 from tests.tiny import CONTEXT
 
@@ -64,16 +65,7 @@ def taus(result):
 
 def interrupt_at(monkeypatch, number):
     """Ctrl-C in the midst of the n-th turn of a prompt."""
-    real, calls = bench_module._named, []
-
-    def named(*of_turn):
-        calls.append(of_turn)
-        if len(calls) == number:
-            raise KeyboardInterrupt
-        return real(*of_turn)
-
-    monkeypatch.setattr(bench_module, "_named", named)
-    return calls
+    return interrupt_call(monkeypatch, bench_module, "_named", number)
 
 
 @pytest.mark.slow

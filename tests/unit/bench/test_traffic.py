@@ -26,6 +26,7 @@ from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run
+from tests.interrupts import interrupt_call
 
 CONFIG = TrafficConfig(requests_per_second=500.0, num_requests=12, concurrency=3, max_tokens=24)
 
@@ -133,15 +134,8 @@ def arguments(pair, tmp_path):
 
 
 def test_the_command_lists_its_traffic_and_goes_on(arguments, monkeypatch):
-    output, real, calls = arguments[-1], traffic._play, []
-
-    def interrupted(*rest):
-        calls.append(rest)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(*rest)
-
-    monkeypatch.setattr(traffic, "_play", interrupted)
+    output = arguments[-1]
+    calls = interrupt_call(monkeypatch, traffic, "_play", 3)
     assert run(*arguments).exit_code == INTERRUPTED
     assert output.with_name("traffic.json.part.jsonl").exists()
     result = run(*arguments)

@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 from blockdraft import RequestError
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.record import SampleText
+from tests.interrupts import interrupt_call
 from tests.small_llm import assert_nothing_left, load_llm, params
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
@@ -127,18 +128,6 @@ def test_a_failure_while_text_is_written_costs_other_streams_no_token(llm, faili
     assert_nothing_left(llm)
 
 
-def interrupted(function, after):
-    """The same function; after so many calls one is interrupted before it begins."""
-    calls = itertools.count()
-
-    def interrupting(*args):
-        if next(calls) == after:
-            raise KeyboardInterrupt
-        return function(*args)
-
-    return interrupting
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
     [
@@ -152,7 +141,7 @@ def test_an_interrupt_behind_the_commit_costs_other_streams_no_token(
     """Of three streams, 24 tokens each; a step is observed twice, the second time in its report."""
     prompts, plain = ["abc", "the fox", "!!"], params(num_draft_tokens=0)
     expected = [llm.generate(p, plain).completions[0].token_ids for p in prompts]
-    monkeypatch.setattr(owner, name, interrupted(getattr(owner, name), after))
+    interrupt_call(monkeypatch, owner, name, 1 + after)
     read, failures, last = read_together([llm.generate(p, plain, stream=True) for p in prompts])
     assert sum(failure is not None for failure in failures) == 1
     errors = [end for end in last if end is not None and end.completion and end.completion.error]

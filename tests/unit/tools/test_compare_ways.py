@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interrupts import interrupt_call
 from tests.rows import write_rows
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 from tools.experiments import compare_ways
@@ -41,15 +42,7 @@ def test_every_turn_is_asked_and_an_interrupted_run_goes_on(monkeypatch, argumen
     assert asked == [("a", 1), ("a", 2), ("b", 1)]
     assert whole["num_resumed"] == 0
     assert list(whole["ways"]) == ["plain", "chain", "tree"]
-    real, calls = compare_ways.encode_prompt, []
-
-    def interrupted(*rest):
-        calls.append(rest)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(*rest)
-
-    monkeypatch.setattr(compare_ways, "encode_prompt", interrupted)
+    interrupt_call(monkeypatch, compare_ways, "encode_prompt", 3)
     with pytest.raises(KeyboardInterrupt):
         compare(monkeypatch, arguments)
     journal = tmp_path / "ways.json.part.jsonl"
