@@ -17,12 +17,9 @@ from blockdraft.kernels.recurrence_interface import (
     ShortConvolution,
 )
 from blockdraft.kernels.weights import Norm
+from tests.tensors import draw
 
 NUM_ROWS = 23
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 class Shape(Protocol):

@@ -28,6 +28,7 @@ from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.layers.layer import DecoderLayer
 from blockdraft.models.layers.row_blocks import RowBlocks, largest_block
+from tests.tensors import draw
 from tests.triton_interpreter import triton_on_cpu
 
 DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
@@ -77,10 +78,6 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, dtype: torch.dtype) -> Backend:
     return BACKENDS[request.param](dtype)
-
-
-def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def make_norm(size: int, dtype: torch.dtype, rounds_first: bool = True, seed: int = 5) -> Norm:

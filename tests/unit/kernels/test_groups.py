@@ -17,6 +17,7 @@ from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.kernels.torch.int8 import SMALLEST
 from blockdraft.kernels.weights import GROUP, GROUP_LEVELS, GroupWeight, Norm, joined_groups
 from tests.guarded import check_stays_inside
+from tests.tensors import draw
 from tests.torch_threads import threads
 
 SHAPES = [(1, 32), (16, 32), (47, 64), (96, 64), (97, 96), (200, 576), (64, 1536)]
@@ -24,10 +25,6 @@ KINDS = [(4, True), (4, False), (8, False), (8, True)]
 """Bits of a number, and whether there are minimums."""
 NUM_ROWS = 20
 Numbers = NDArray[np.float32]
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make_weight(

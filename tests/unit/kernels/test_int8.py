@@ -21,15 +21,12 @@ from blockdraft.kernels.torch.int8 import SMALLEST, Int8Linear
 from blockdraft.kernels.weights import MAX_INT8, Int8Weight, Norm
 from tests.guarded import check_stays_inside
 from tests.small_llm import assert_nothing_left, load_llm, params
+from tests.tensors import draw
 from tests.torch_threads import threads
 
 SHAPES = [(96, 64), (1, 2), (47, 34), (49, 66), (97, 98), (200, 576), (64, 1536)]
 NUM_ROWS = 33
 Numbers = NDArray[np.float32]
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def rows_of(inputs: int) -> Tensor:

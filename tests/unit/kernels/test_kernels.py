@@ -20,6 +20,7 @@ from blockdraft.kernels.cpu.ops import (
 )
 from blockdraft.kernels.interface import TILE, Scoring
 from blockdraft.kernels.weights import Norm
+from tests.tensors import draw
 from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
@@ -44,10 +45,6 @@ def kernels() -> Library:
     found = library()
     assert found is not None
     return found
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def unit(dtype: torch.dtype) -> float:

@@ -17,6 +17,7 @@ from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16
 from blockdraft.kernels.cpu.products import PackedProduct, packed_product
 from tests.guarded import check_stays_inside
+from tests.tensors import draw
 from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
@@ -39,10 +40,6 @@ OUTPUTS = (1, 47, 48, 49, 200)
 NUM_ROWS = 40
 NO_PAIRS = "-mno-avx512bf16"
 """Flag of a compiler: no instruction for pairs of bfloat16."""
-
-
-def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def kernels_here() -> Library:

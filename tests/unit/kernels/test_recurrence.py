@@ -23,8 +23,8 @@ from tests.recurrences import (
     DeltaShape,
     ScanShape,
     Shape,
-    draw,
 )
+from tests.tensors import draw
 from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")

@@ -47,6 +47,7 @@ from triton.runtime.errors import OutOfResources
 from blockdraft.kernels.cuda import attention as over_pages
 from blockdraft.kernels.cuda import backend as triton_backend
 from blockdraft.kernels.cuda import check, choice, ops, tiles
+from tests.tensors import draw
 
 DTYPES = (torch.float32, torch.bfloat16)
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 16
@@ -71,10 +72,6 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(ops, "LEAST_TILES", 1)
     monkeypatch.setattr(ops, "MAX_PARTS", 3)
     monkeypatch.setattr(ops, "FEW_ROWS", 17)
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -18,6 +18,7 @@ from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.kernels import kernel_draft
 from blockdraft.models.draft.paged_context import PagedContexts
 from tests.parity import faults
+from tests.tensors import draw
 from tests.tiny import DFLASH2, HIDDEN_SIZE, tiny_drafter
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
@@ -25,10 +26,6 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here"
 DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
 LENGTHS = [5, PAGE_SIZE - 3, 130, 2 * PAGE_SIZE]
 SIZES = [4, 6, 2, 5]
-
-
-def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Case:

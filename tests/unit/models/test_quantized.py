@@ -34,11 +34,8 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.models.target.stock import StockModel
 from tests.small_llm import assert_nothing_left, load_llm, params
+from tests.tensors import draw
 from tests.tiny import edit_json, tiny_target, tiny_target_folder
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def error_of(weight: Tensor, num_bits: int) -> float:
