@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     without=(
         "memory",
         "max_concurrency",
+        "lookup",
         "shared_lookup",
         "ngrams",
     )
@@ -61,9 +62,19 @@ def explain(
     adaptive: Annotated[
         bool,
         typer.Option(
-            "--adaptive", help="Draft as `generate` does, instead of whole blocks in every step."
+            "--adaptive",
+            help="Draft as `generate` does, instead of whole blocks of the drafter's model alone "
+            "in every step.",
         ),
     ] = False,
+    lookup: Annotated[
+        bool | None,
+        typer.Option(
+            "--lookup/--no-lookup",
+            help="Also draft by prompt lookup.",
+            show_default="with --adaptive",
+        ),
+    ] = None,
     stream: Annotated[
         bool,
         typer.Option("--stream", help="Also time how the text streams, drafted and plain."),
@@ -84,7 +95,7 @@ def explain(
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     if not adaptive:  # whole blocks are the drafter's own
-        config = replace(config, lookup=bool(config.lookup), ngrams=False)
+        config = replace(config, lookup=bool(lookup), ngrams=False)
     _check(config, stream=stream, stall_ms=stall_ms)
     check_not_read(html, None if prompts is None else [prompts])
     check_writable(html)

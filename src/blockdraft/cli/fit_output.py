@@ -17,7 +17,8 @@ _PATHS = {
 def fit_lines(fit: "Fit", target: str, drafter: str) -> Iterator[str]:
     """The verdict first, then what is known, then what is not."""
     if not fit.fits:
-        yield f"{drafter} does not fit {target}: {fit.reason}"
+        reason = (fit.reason or "").removeprefix("the drafter does not fit the target: ")
+        yield f"{drafter} does not fit {target}: {reason}"
     elif fit.target.missing is not None:
         yield f"{drafter} fits {target}, which cannot be loaded here: {fit.target.missing}"
     else:
@@ -25,7 +26,8 @@ def fit_lines(fit: "Fit", target: str, drafter: str) -> Iterator[str]:
     yield from _target_lines(fit.target)
     yield from _drafter_lines(fit.drafter)
     yield f"  sizes are those of {fit.dtype}"
-    yield f"  only loading shows: {'; '.join(fit.later)}"
+    if fit.fits:
+        yield f"  only loading shows: {'; '.join(fit.later)}"
 
 
 def _target_lines(facts: "TargetFacts") -> Iterator[str]:

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
@@ -72,11 +73,15 @@ def log_as_server(log_format: str) -> None:
 
 
 def tell_why_it_ends(message: str) -> None:
-    """Write the last line of a command that fails; where the log is JSON, as a part of it."""
+    """Write the last line of a command that fails; where the log is JSON, as a part of it.
+
+    If it cannot be written, as nobody reads it any more, the exit status still says as much.
+    """
     if any(isinstance(handler.formatter, JsonFormatter) for handler in LOG.handlers):
         LOG.error(message)
     else:
-        typer.echo(f"blockdraft: {message}", err=True)
+        with suppress(OSError):  # typer would make an exit with 1 of it, which means "no"
+            typer.echo(f"blockdraft: {message}", err=True)
 
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:

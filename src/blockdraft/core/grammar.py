@@ -53,7 +53,8 @@ class Grammar:
         elif self.kind == "choice":
             _check_options(self.options)
         elif not self.source:
-            raise RequestError(f"the {self.kind} is empty; it allows no answer, leave it out")
+            name = "Lark grammar" if self.kind == "lark" else self.kind
+            raise RequestError(f"the {name} is empty; it allows no answer, leave it out")
         elif self.kind == "lark":
             for schema in _inline_schemas(self.source):
                 check_numbers(schema)

@@ -37,7 +37,7 @@ RunPath = Literal["paged", "one after another", "recurrent", "recurrent, one aft
 LATER = (
     "whether rows are independent in this precision (tested at the first load, unless --exact is "
     "off)",
-    "how much drafting gains (`blockdraft doctor` measures it)",
+    "how much drafting gains (`blockdraft generate --compare` times it)",
 )
 """What no config says."""
 

@@ -370,8 +370,8 @@ class Engine:
         row = max(batch, key=lambda row: len(row.new_ids))
         sequence, num_tokens = row.sequence, len(row.new_ids)
         sequence.fail(
-            f"not enough memory for a forward pass of {num_tokens} tokens; lower prefill_chunk or "
-            "max_concurrency"
+            f"not enough memory for a forward pass of {num_tokens} tokens; lower max_concurrency "
+            "(on the command line --max-concurrency) or, in Python, prefill_chunk"
         )
         self._forget(sequence)
         self._unreported.append(StepOutput(sequence.key, finish_reason=sequence.finish_reason))

@@ -2,9 +2,10 @@
 
 import platform
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -29,6 +30,16 @@ def describe_environment() -> dict[str, Any]:
             "platform": platform.platform(),
         },
     }
+
+
+def command_line(command: Sequence[object]) -> str:
+    """The command of a result, as its reader can give it again: quoted, without our own folder."""
+    program, *arguments = map(str, command)
+    path = Path(program)
+    if path.name == "blockdraft" or path.parts[-2:] == ("blockdraft", "__main__.py"):
+        return shlex.join(["blockdraft", *arguments])
+    python = ["python"] if path.suffix == ".py" else []
+    return shlex.join([*python, program, *arguments])
 
 
 def git_commit() -> str | None:

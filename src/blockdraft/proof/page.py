@@ -5,6 +5,7 @@ from typing import Any
 
 from blockdraft.core.words import counted
 from blockdraft.hub.catalog import display_name
+from blockdraft.measure.provenance import command_line
 from blockdraft.proof.summary import (
     MARKS,
     Line,
@@ -84,7 +85,7 @@ def _facts(title: str, about: str, facts: Mapping[str, Any]) -> Table:
 def _setting(certificate: Mapping[str, Any]) -> dict[str, Any]:
     proof, machine = certificate["proof"], certificate["machine"]
     return {
-        "command": " ".join(map(str, certificate["command"])),
+        "command": command_line(certificate["command"]),
         "commit": certificate["git_commit"],
         "machine": f"{machine['cpu']}, {machine['num_cpus']} CPUs, {machine['platform']}",
         "versions": ", ".join(f"{name} {v}" for name, v in certificate["versions"].items()),

@@ -227,7 +227,7 @@ def test_a_record_is_played_as_it_is_whatever_its_name(curve, tmp_path, monkeypa
         ('{"at": -1, "output_tokens": 3}', "at is -1"),
         ('{"at": 1, "output_tokens": 0}', "output_tokens is 0"),
         ('{"at": 1, "output_tokens": true}', "output_tokens is True"),
-        ("", "holds no prompts|no request"),
+        ("", r'holds no requests; give JSONL rows such as \{"at": 12.5, "output_tokens": 80\}'),
         ('{"at": 1, "output_tokens": 3}', "at one moment"),
     ],
 )

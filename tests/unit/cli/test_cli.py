@@ -360,7 +360,8 @@ def test_damaged_models_and_wrong_pairs_are_refused(pair, tmp_path):
     assert "does not fit" in refusal("generate", *pair, "--drafter", odd, "hi")
     found = run("models", "check", target, odd)
     assert (found.exit_code, found.stderr) == (NO, "")
-    assert "does not fit" in found.stdout
+    assert found.stdout.count("does not fit") == 1
+    assert "only loading shows" not in found.stdout  # nobody will load it
     found = json.loads(run("models", "check", target, odd, "--json").stdout)
     assert (found["fits"], "does not fit" in found["reason"]) == (False, True)
     (odd / "model.safetensors").write_bytes(b"nonsense")

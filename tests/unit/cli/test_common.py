@@ -174,6 +174,22 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
     assert (found.returncode, found.stderr) == (OUTPUT_CLOSED, "")
 
 
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "status"),
+    [
+        ("", ["verify", os.devnull], MISTAKE),
+        ("", ["generate", "--nope"], MISTAKE),
+        ("import blockdraft.cli.models as models\nmodels.CATALOG = None", ["models"], FAILED),
+    ],
+    ids=["file", "option", "bug"],
+)
+def test_a_mistake_that_nobody_reads_is_no_answer_no(spoil, arguments, status):
+    """Where the reader of standard error has left."""
+    leave = "import os\nread, write = os.pipe(); os.close(read); os.dup2(write, 2)\n"
+    found = program(leave + spoil, *arguments)
+    assert (found.returncode, found.stdout) == (status, "")
+
+
 def test_a_reader_that_leaves_a_table_is_no_answer_no():
     """rich makes an exit with 1 of it."""
     leave = (

@@ -70,6 +70,11 @@ def test_the_mode_is_said_first(pair, options, mode):
     assert result.stdout.startswith(f"mode: {mode}")
 
 
+def test_the_help_says_when_lookup_drafts():
+    shown = run("explain", "--help", env={"COLUMNS": "100"}, terminal_width=100).stdout
+    assert "Also draft by prompt lookup. [default: (with --adaptive)]" in shown
+
+
 def test_an_answer_that_failed_is_explained_and_fails(pair, monkeypatch):
     real = report_module.explain_all
 

@@ -169,7 +169,7 @@ def test_a_forward_without_memory_ends_the_largest_request_only(error: BaseExcep
         sequence = engine.take(key).sequence
         if len(prompt) == 90:
             assert sequence.finish_reason == outputs[key][-1].finish_reason == "error"
-            assert "forward pass of 90 tokens; lower prefill_chunk" in str(sequence.error)
+            assert "forward pass of 90 tokens; lower max_concurrency (on the" in str(sequence.error)
             assert joined(outputs[key]) == []
         else:
             alone = generate_plain(TableTarget(TABLE), prompt, GREEDY)

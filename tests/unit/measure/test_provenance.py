@@ -32,3 +32,16 @@ def test_the_commit_of_another_project_is_not_ours(
     assert len(commit) == 12
     code.write_text("changed", encoding="utf-8")
     assert provenance.git_commit() == commit + "+"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["/a/.venv/bin/blockdraft", "bench", "demo"], "blockdraft bench demo"),
+        (["/a/src/blockdraft/__main__.py", "bench", "demo"], "blockdraft bench demo"),
+        (["tools/x.py", "--way", "a: b=1"], "python tools/x.py --way 'a: b=1'"),
+        (["pytest", 1], "pytest 1"),
+    ],
+)
+def test_the_command_of_a_result_can_be_given_again(command, shown):
+    assert provenance.command_line(command) == shown

@@ -156,7 +156,7 @@ def test_what_llguidance_refuses_is_refused_by_name(grammars, grammar, reason):
         (lambda: Grammar.regex(""), "is empty"),
         (lambda: Grammar.regex(3), "give text"),
         (lambda: Grammar.regex("\ud800"), "Unicode"),
-        (lambda: Grammar.lark(""), "is empty"),
+        (lambda: Grammar.lark(""), "the Lark grammar is empty"),
         (lambda: Grammar.choice([]), "is empty"),
         (lambda: Grammar.choice("yes"), "^the choice is 'yes'; give a list of texts$"),
         (lambda: Grammar.choice({"yes": 1}), "give a list of texts"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from blockdraft.bench.plan.simulation import NUM_REQUESTS, Arrival, poisson_arrivals
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import bad_row, read_all
+from blockdraft.core.jsonl import bad_row, read_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,10 @@ def read_traffic(path: Path, prompt_len: float | None) -> Traffic:
             raise bad_row(path, number, f"output_tokens is {tokens!r}", remedy)
         return Arrival(float(at), tokens)
 
-    arrivals = sorted(read_all(path, read_row), key=lambda arrival: arrival.at)
+    arrivals = sorted(read_each(path, read_row), key=lambda arrival: arrival.at)
+    if not arrivals:
+        remedy = 'give JSONL rows such as {"at": 12.5, "output_tokens": 80}'
+        raise ConfigError(f"{path} holds no requests; {remedy}")
     span = arrivals[-1].at - arrivals[0].at
     if span <= 0:
         raise ConfigError(f"{path} has all its requests at one moment; give a longer record")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from blockdraft.bench.report import load_sections, speed_sections, summary
 from blockdraft.bench.report.section import Section, without_repeats
 from blockdraft.bench.result import Result, damage_refused
+from blockdraft.measure.provenance import command_line
 
 _SECTIONS: Mapping[str, Callable[[Result], Section]] = {
     "summary": summary.summary_section,
@@ -42,8 +43,8 @@ def _origin(result: Result) -> list[str]:
     values = result.values
     facts = [f"Machine: {result.machine}."]
     command = values.get("command")
-    if isinstance(command, list):
-        facts.append(f"Command: {' '.join(map(str, command))}")
+    if isinstance(command, list) and command:
+        facts.append(f"Command: {command_line(command)}")
     about = [f"{key} {values[key]}" for key in ("date", "git_commit") if values.get(key)]
     versions = values.get("versions", {})
     about += [f"{name} {version}" for name, version in versions.items() if version]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.words import counted
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.offline import Offline
 from blockdraft.diagnose.doctor.pair import Pair
@@ -238,8 +239,8 @@ def fit_check(pair: Pair, failure: str | None, others: list[Check]) -> Check:
         about = f"{pair.shape.kind}, paths of up to {pair.shape.longest_path} tokens"
         return Check(name, "ok", f"sizes fit; {about}")
     if reason is None:
-        layers, block = pair.fields["num_hidden_layers"], pair.fields["block_size"]
-        return Check(name, "ok", f"sizes fit; {layers} layers, blocks of {block}")
+        layers = counted(pair.fields["num_hidden_layers"], "layer")
+        return Check(name, "ok", f"sizes fit; {layers}, blocks of {pair.fields['block_size']}")
     if pair.refusal and any(check.mark == "out" for check in others):
         return Check(name, "unknown", "not tried until the rest is fixed")
     what, _, remedy = reason.rpartition("; ")
