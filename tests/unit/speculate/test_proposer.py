@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
-from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.sequence import Row
 from blockdraft.speculate.drafters.base import DraftCost
 from blockdraft.speculate.proposer import Proposer
 from tests.samples import decoding_row, make_sample
@@ -22,16 +22,20 @@ class Told:
     cost: DraftCost = "none"
 
     def __init__(
-        self, kind: str, proposal: Proposal = NOTHING, *, reads: bool = False, fails: bool = False
+        self,
+        kind: str,
+        proposal: Proposal = NOTHING,
+        *,
+        reads: bool = False,
+        fails: bool = False,
+        serves: bool = True,
     ) -> None:
         self.kind, self.proposal, self.fails = kind, proposal, fails
+        self.serves = lambda sample: serves
         self.feature_layers: tuple[int, ...] = (0,) if reads else ()
         self.max_nodes = 4
         self.calls: list[Any] = []
         self.asked: list[Row] = []
-
-    def serves(self, sample: Sequence) -> bool:
-        return True
 
     def open(self, row: Row, num_reused: int) -> None:
         self.calls.append("open")
@@ -143,11 +147,12 @@ def test_proposals_that_would_fail_in_the_target_are_dropped(proposal: Proposal)
 
 
 def test_each_drafter_sees_what_it_may_propose():
-    free, model = Told("free"), Told("model")
-    proposer = Proposer(model, VOCAB_SIZE, [free])
+    free, model, idle = Told("free"), Told("model"), Told("idle", serves=False)
+    proposer = Proposer(model, VOCAB_SIZE, [free, idle])
     row = make_row(6).limited(3, 2)
     proposer.propose([row], proposer.propose_free([row]))
     assert [own.num_draft_tokens for own in free.asked] == [free.max_nodes]
+    assert not idle.asked
     assert [(own.num_draft_tokens, own.max_depth) for own in model.asked] == [(3, 2)]
 
 
