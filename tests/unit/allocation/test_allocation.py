@@ -532,10 +532,10 @@ def test_a_try_that_was_too_dear_is_weighed_again_once_something_has_changed():
         policy.account.credit, model._num_steps = credit, step
         return model._is_resting(num_able)
 
-    assert rests()
     assert not rests(num_able=2)
     assert not rests(credit=needed)
     assert not rests(step=64)
+    assert rests()
     model.record_drafted()
     assert not model._is_resting(1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.kv import KVLayer
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.errors import ContextTooLong, RequestError
@@ -495,6 +496,22 @@ def test_what_was_committed_before_a_failure_goes_with_its_request() -> None:
     assert engine.has_work
     for key in keys:
         engine.take(key)
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("has_ended", [True, False], ids=["ended", "aborted"])
+def test_nothing_is_left_of_a_request_that_is_taken_away(has_ended: bool) -> None:
+    target, closed = TableTarget(TABLE), list[int]()
+    engine = Engine(target, ConstantDrafter(3, 7))
+    engine.allocator.policy = policy = VerifyAll()
+    policy.close = closed.append
+    key = engine.add([1, 2], GREEDY)
+    while engine.has_work and (has_ended or key not in target.cached):
+        engine.step()
+    assert (engine.take(key).sequence.finish_reason is not None) == has_ended
+    assert closed == [key]
+    assert not engine.progress
+    assert not target.cached
     assert not engine.has_work
 
 
