@@ -379,6 +379,15 @@ def test_plain_steps_are_frequent_again_once_their_cost_has_changed():
     account.control_soon()
     assert [drafts_until_control() for _ in range(2)] == [4, 8]
 
+    policy, told = best_rate(CPU), []
+    policy._costs.record_plain = lambda num, num_keys, seconds: True
+    policy.account.control_soon = lambda: told.append("soon")
+    row = make_row(0, 5).limited(0)
+    for _ in range(4):  # of steps in which nobody can draft one in four is learned from
+        limited(policy, [row])
+        policy.record([Outcome(row, NOTHING, [])], {"forward": CPU.base})
+    assert told == ["soon"]
+
 
 def test_sequences_are_tried_in_turns():
     machine = Machine(project_row=1e-7)
@@ -884,6 +893,10 @@ def test_free_worth_is_told_apart_by_how_many_share_a_step():
     assert free_run(policy, 0.01, 16, 0.004, 200) < 0.3
     policy.account.credit = 1.0
     assert policy.ask(1).free
+    worth = FreeWorth()
+    for _ in range(100):
+        worth.record(16, saved=0.0, took=0.01, plain=0.02)
+    assert (worth.asks(16), worth.asks(1)) == (False, True)
 
 
 def tries(policy: BestRate, share: float | None, num_steps: int) -> list[int]:
@@ -1228,6 +1241,14 @@ def test_a_step_on_a_slower_machine_is_compared_with_plain_steps_on_it():
     # All costs follow the machine, and those of drafts no further than others.
     ratios = policy._costs.draft(6) / costs[0], policy._costs.forward(6) / costs[1]
     assert ratios[0] == pytest.approx(ratios[1], rel=0.02)
+
+
+def test_a_prediction_that_did_not_come_true_is_held_against_the_next():
+    policy, row = best_rate(CPU), make_row(0, 5)
+    limited(policy, [row])
+    (chosen,) = policy.choose([row], [Proposal.chain([1] * 5, KIND, [0.9] * 5)])
+    policy.record([Outcome(row, chosen, [])], {"forward": CPU.forward(6), "draft": CPU.draft(6)})
+    assert policy._trust(1) < 0.9
 
 
 def test_what_a_drafted_step_loses_is_booked_whole_but_for_a_stall():
