@@ -61,10 +61,8 @@ class Scheduler:
     def schedule(self) -> Batch:
         """The rows of the next step, without candidates; the finished make room for the waiting."""
         self.running = [s for s in self.running if s.finish_reason is None]
-        num_running = len(self.running)
         self._make_room()
-        if len(self.running) == num_running:
-            self._admit()
+        self._admit()
         chunk = self._chunk()
         return [self._row(sequence, chunk) for sequence in self.running]
 
@@ -142,9 +140,8 @@ class Scheduler:
         Soon: of the tokens that the running one still has to compute, at least half are shared.
         So a short prompt does not wait for the end of a much longer one.
         """
-        with_context = self._with_context(sequence)
         for other in [] if sequence.is_scoring else self.running:
-            if other.is_prefilling and self._with_context(other) == with_context:
+            if other.is_prefilling:
                 num_shared = self.memory.num_shared(
                     sequence.key, sequence.token_ids, other.key, other.token_ids
                 )

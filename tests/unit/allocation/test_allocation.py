@@ -379,6 +379,15 @@ def test_plain_steps_are_frequent_again_once_their_cost_has_changed():
     account.control_soon()
     assert [drafts_until_control() for _ in range(2)] == [4, 8]
 
+    policy, told = best_rate(CPU), []
+    policy._costs.record_plain = lambda num, num_keys, seconds: True
+    policy.account.control_soon = lambda: told.append("soon")
+    row = make_row(0, 5).limited(0)
+    for _ in range(4):  # of steps in which nobody can draft one in four is learned from
+        limited(policy, [row])
+        policy.record([Outcome(row, NOTHING, [])], {"forward": CPU.base})
+    assert told == ["soon"]
+
 
 def test_sequences_are_tried_in_turns():
     machine = Machine(project_row=1e-7)
@@ -514,6 +523,32 @@ def test_what_a_sequence_did_long_ago_is_forgotten():
     assert sum(policy._model._expectation(make_row(0, 5)).gains) > known + 1.0
 
 
+def test_no_model_drafts_where_it_says_that_it_cannot():
+    def lag(row: Row) -> int | None:
+        return None if row.sequence.key == 0 else 0
+
+    policy = BestRate(CPU.costs(), 5, 5, lag, model_kind=KIND)
+    rows = limited(policy, [make_row(0, 5), make_row(1, 5)])
+    assert [row.for_model().num_draft_tokens > 0 for row in rows] == [False, True]
+
+
+def test_a_try_that_was_too_dear_is_weighed_again_once_something_has_changed():
+    policy = best_rate(CPU)
+    model, needed = policy._model, 0.05
+
+    def rests(num_able: int = 1, credit: float = 0.0, step: int = 0) -> bool:
+        model._rest = 1, needed, 64
+        policy.account.credit, model._num_steps = credit, step
+        return model._is_resting(num_able)
+
+    assert not rests(num_able=2)
+    assert not rests(credit=needed)
+    assert not rests(step=64)
+    assert rests()
+    model.record_drafted()
+    assert not model._is_resting(1)
+
+
 def test_drafts_that_do_not_come_are_not_paid_for_long():
     policy = best_rate(CPU)
     num_drafted = 0
@@ -540,9 +575,12 @@ def test_a_step_that_failed_may_be_planned_again():
     assert limited(policy, rows) == limited(policy, rows)
     policy.close(0)
     policy.close(99)
+    before = policy.account.credit, policy._costs.plain(2), policy._costs.forward(9)
     assert limited(policy, [], 64) == []
     assert policy.choose([], []) == []
     policy.record([], {"forward": 0.03})
+    # Of the step that failed nothing is learned, nor from the seconds of the next one.
+    assert (policy.account.credit, policy._costs.plain(2), policy._costs.forward(9)) == before
 
 
 def test_steps_with_prompt_rows_teach_no_times():
@@ -573,6 +611,23 @@ def test_the_account_allows_a_share_of_the_time_and_no_more():
     account.book(10.0)
     assert not account.allows(-0.01)
     assert not account.allows_try(0.0)
+
+
+def test_steps_that_nobody_watched_earn_too_and_each_step_once():
+    account = Account()
+    account.open_step(0.01)
+    before = account.credit
+    account.open_step(0.01, 10)
+    assert account.credit - before == pytest.approx(10 * 0.0001)
+
+    policy, opened = best_rate(CPU), []
+    policy.account.open_step(0.01)
+    policy.account.credit = -1.0  # nobody proposes
+    policy.account.open_step = lambda plain_seconds, num_steps: opened.append(num_steps)
+    policy._model.is_weighed = lambda num_sequences, num_steps: False
+    for _ in range(40):
+        limited(policy, [make_row(0, 5)])
+    assert opened == [4] * 10
 
 
 def test_a_try_is_allowed_from_the_credit_on_that_it_is_said_to_need():
@@ -624,6 +679,15 @@ class Broken(VerifyAll):
         if name in ("limit", "choose", "record") and name == self.place:
             raise RuntimeError(name)
         return super().__getattribute__(name)
+
+
+def test_a_step_that_cannot_be_asked_about_drafts_nothing(monkeypatch):
+    """Whatever was said of the step before."""
+    allocator, row = Allocator(VerifyAll(), takes_trees=True), make_row(0, 5)
+    assert allocator.ask([row]).anybody
+    monkeypatch.setattr(VerifyAll, "ask", lambda self, num: 1 / 0)
+    assert not allocator.ask([row]).anybody
+    assert allocator.failures.num_failures == 1
 
 
 @pytest.mark.parametrize("place", ["limit", "choose", "record"])
@@ -829,6 +893,10 @@ def test_free_worth_is_told_apart_by_how_many_share_a_step():
     assert free_run(policy, 0.01, 16, 0.004, 200) < 0.3
     policy.account.credit = 1.0
     assert policy.ask(1).free
+    worth = FreeWorth()
+    for _ in range(100):
+        worth.record(16, saved=0.0, took=0.01, plain=0.02)
+    assert (worth.asks(16), worth.asks(1)) == (False, True)
 
 
 def tries(policy: BestRate, share: float | None, num_steps: int) -> list[int]:
@@ -1173,6 +1241,23 @@ def test_a_step_on_a_slower_machine_is_compared_with_plain_steps_on_it():
     # All costs follow the machine, and those of drafts no further than others.
     ratios = policy._costs.draft(6) / costs[0], policy._costs.forward(6) / costs[1]
     assert ratios[0] == pytest.approx(ratios[1], rel=0.02)
+
+
+def test_a_prediction_that_did_not_come_true_is_held_against_the_next():
+    policy, row = best_rate(CPU), make_row(0, 5)
+    limited(policy, [row])
+    (chosen,) = policy.choose([row], [Proposal.chain([1] * 5, KIND, [0.9] * 5)])
+    policy.record([Outcome(row, chosen, [])], {"forward": CPU.forward(6), "draft": CPU.draft(6)})
+    assert policy._trust(1) < 0.9
+
+
+def test_what_a_drafted_step_loses_is_booked_whole_but_for_a_stall():
+    row, times = make_row(0, 5), {"forward": CPU.forward(6), "draft": CPU.draft(6)}
+    usual = drafted_step(best_rate(CPU), row, **times)
+    projecting = drafted_step(best_rate(CPU), row, **times, project=0.5)
+    assert projecting - usual == pytest.approx(0.5)
+    stalled = drafted_step(best_rate(CPU), row, forward=30.0, draft=CPU.draft(6))
+    assert stalled == pytest.approx(4 * CPU.forward(1))
 
 
 def test_a_stall_in_a_step_behind_drafts_is_booked_as_a_quarter_of_a_plain_step():

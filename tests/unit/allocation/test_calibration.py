@@ -176,3 +176,19 @@ def test_a_request_is_at_most_so_much_better_than_others():
 
 def test_a_line_believes_the_drafter_at_first():
     assert Line().at(1.5) == 1.5
+
+
+def test_one_verdict_moves_a_belief_by_one_at_most():
+    line = Line()
+    before = line.at(6.0)
+    line.record(6.0, False, 0.9975)
+    assert 0.9 < before - line.at(6.0) <= 1.0
+
+
+def test_a_request_that_changes_is_followed():
+    offset = Offset()
+    for kept in (True, False) * 500:
+        offset.record(kept, 0.5)
+    for _ in range(200):
+        offset.record(False, 1 / (1 + math.exp(-offset.value)))
+    assert offset.value < -1.0

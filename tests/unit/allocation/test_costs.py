@@ -315,6 +315,13 @@ def test_projecting_is_free_until_it_was_measured():
     assert measured.project(0) == 0.0
 
 
+def test_projecting_that_was_measured_on_a_slow_machine_costs_what_it_did():
+    costs = make_costs()
+    costs.record_slowdown(4.0, 4.0)
+    costs.record_project(4, 0.002)
+    assert costs.project(4) == pytest.approx(0.002)
+
+
 def test_what_is_a_little_more_than_was_measured_is_not_the_machine():
     costs = make_costs()
     before = costs.plain(1)

@@ -264,14 +264,16 @@ def test_a_page_that_another_one_stands_for_stays_its_owners() -> None:
 
 
 def test_the_longest_unused_goes_first() -> None:
-    pages = Pages(5)
-    for key in (1, 2, 3):
-        fill(pages, key, page(key))
+    """What lay beside it, such as a draft context, is of no use to its next owner."""
+    pages, forgotten = Pages(5), list[int]()
+    _, second, _ = (fill(pages, key, page(key)) for key in (1, 2, 3))
     fill(pages, 4, tokens(1))  # uses the first again
+    pages.on_forget = forgotten.append
     pages.open(5, [0], with_context=False)
     assert pages.reserve(5, 2 * PAGE_SIZE)
     found = [hits(pages, tokens(content)) // PAGE_SIZE for content in (1, 2, 3)]
     assert found == [1, 0, 1]
+    assert forgotten == second
 
 
 def test_the_end_of_a_chain_goes_before_its_beginning() -> None:

@@ -59,6 +59,11 @@ async def until(condition):
         await asyncio.sleep(0.001)
 
 
+def assert_no_place_is_taken(engine):
+    """A client whose places were not given back would be served last for ever."""
+    assert not engine._queue._num_running
+
+
 def test_requests_in_a_batch_get_what_each_gets_alone(small):
     wanted = {"temperature": 0.8, "n": 2, "logprobs": 1}
     texts = ["abc", "the fox", "!!", "the the", "a b c d", "zzz"]
@@ -67,7 +72,9 @@ def test_requests_in_a_batch_get_what_each_gets_alone(small):
     async def crowd():
         with serving(small) as engine:
             streams = [engine.submit([job(small, text, **wanted)]) for text in texts]
-            return await asyncio.gather(*map(read, streams))
+            found = await asyncio.gather(*map(read, streams))
+            assert_no_place_is_taken(engine)
+            return found
 
     for generation, (found, chunks) in zip(expected, run(crowd()), strict=True):
         for completion in generation.completions:
@@ -102,6 +109,7 @@ def test_a_closed_stream_stops_within_a_step_and_frees_its_pages(small, monkeypa
             gate.let(1)  # the thread may stand at the gate already
             await until(lambda: not engine.load().num_running)
             assert_nothing_left(small)
+            assert_no_place_is_taken(engine)
             gate.let(1)
             await asyncio.sleep(0.05)
             assert gate.num_steps <= 3
@@ -150,6 +158,19 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(small, monkeypatch):
             return await read(engine.submit([job(small, "abc")]))
 
     assert run(flood())[0]
+
+
+def test_room_is_held_while_a_request_is_prepared(small):
+    async def prepare():
+        with serving(small, max_waiting=1) as engine:
+            most = engine.max_running + 1
+            with engine.hold(most):
+                assert engine.load().num_preparing == most
+                assert not engine.has_room
+            assert engine.load().num_preparing == 0
+            assert engine.has_room
+
+    run(prepare())
 
 
 def test_a_client_with_many_requests_does_not_starve_another(small, monkeypatch):
@@ -236,6 +257,7 @@ def test_a_chunk_that_cannot_be_made_ends_its_own_stream_alone(small, monkeypatc
             found = await asyncio.gather(*map(read, streams), return_exceptions=True)
             assert engine.death is None
             assert not engine.load().num_running
+            assert_no_place_is_taken(engine)
             return found
 
     expected = small.generate("abc", params()).completions[0].token_ids
@@ -296,7 +318,9 @@ def test_a_sample_that_cannot_start_costs_nobody_else(small, monkeypatch):
     async def ask():
         with serving(small) as engine:
             streams = [engine.submit([job(small, "abc")]) for _ in range(3)]
-            return await asyncio.gather(*map(read, streams), return_exceptions=True)
+            found = await asyncio.gather(*map(read, streams), return_exceptions=True)
+            assert_no_place_is_taken(engine)
+            return found
 
     ends = run(ask())
     assert [isinstance(end, MemoryError) for end in ends] == [False, True, False]

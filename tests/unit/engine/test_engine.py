@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.kv import KVLayer
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.errors import ContextTooLong, RequestError
@@ -165,6 +166,7 @@ def test_a_forward_without_memory_ends_the_largest_request_only(error: BaseExcep
     prompts = [[1, 2, 3], [4] * 30, [5] * 90, [6] * 20]
     keys = [engine.add(prompt, GREEDY) for prompt in prompts]
     outputs = run(engine)
+    assert not target.cached  # whoever takes an error away may do so much later
     for key, prompt in zip(keys, prompts, strict=True):
         sequence = engine.take(key).sequence
         if len(prompt) == 90:
@@ -175,7 +177,6 @@ def test_a_forward_without_memory_ends_the_largest_request_only(error: BaseExcep
             alone = generate_plain(TableTarget(TABLE), prompt, GREEDY)
             assert joined(outputs[key]) == alone.token_ids
             assert sequence.finish_reason == "length"
-    assert not target.cached
 
 
 class NarrowTarget(TableTarget):
@@ -447,7 +448,7 @@ def test_a_stop_scanner_that_fails_ends_its_request_and_costs_the_others_nothing
         else:
             assert found == plain[index].token_ids
             assert progress.sequence.finish_reason == "length"
-    assert engine.failures.num_failures == 0
+    assert engine.failures.num_failures == engine.allocator.failures.num_failures == 0
     target.memory.check_integrity()
     assert target.memory.num_available == target.memory.num_pages - 1
 
@@ -494,6 +495,33 @@ def test_what_was_committed_before_a_failure_goes_with_its_request() -> None:
     assert engine.has_work
     for key in keys:
         engine.take(key)
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("takes_trees", [True, False])
+def test_proposals_are_joined_to_trees_where_the_target_verifies_them(takes_trees: bool) -> None:
+    target = TableTarget(TABLE)
+    target.takes_trees = takes_trees
+    engine = Engine(target, ConstantDrafter(3, 7))
+    engine.use_fixed_drafting(15)
+    assert engine.proposer.joins_trees == takes_trees
+    engine.use_fixed_drafting(3)
+    assert not engine.proposer.joins_trees
+
+
+@pytest.mark.parametrize("has_ended", [True, False], ids=["ended", "aborted"])
+def test_nothing_is_left_of_a_request_that_is_taken_away(has_ended: bool) -> None:
+    target, closed = TableTarget(TABLE), list[int]()
+    engine = Engine(target, ConstantDrafter(3, 7))
+    engine.allocator.policy = policy = VerifyAll()
+    policy.close = closed.append
+    key = engine.add([1, 2], GREEDY)
+    while engine.has_work and (has_ended or key not in target.cached):
+        engine.step()
+    assert (engine.take(key).sequence.finish_reason is not None) == has_ended
+    assert closed == [key]
+    assert not engine.progress
+    assert not target.cached
     assert not engine.has_work
 
 

@@ -230,6 +230,24 @@ def test_nobody_starts_without_room_for_the_whole_prompt() -> None:
     assert [row.sequence.key for row in scheduler.schedule()] == [1, 2]
 
 
+def test_an_interrupt_while_one_starts_lets_it_start_in_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages = Pages(4)
+    scheduler = make_scheduler(pages)
+    scheduler.add(make_sequence(0))
+
+    def interrupted(key: int, num_tokens: int) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pages, "reserve", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.schedule()
+    assert [row.sequence.key for row in scheduler.schedule()] == [0]
+    pages.check_integrity()
+
+
 def test_the_youngest_is_preempted_and_is_the_first_to_come_back() -> None:
     pages, released = Pages(4), []
 
@@ -258,6 +276,21 @@ def test_the_youngest_is_preempted_and_is_the_first_to_come_back() -> None:
     assert row.sequence is youngest
     assert (row.new_ids, row.is_prompt, row.is_complete) == (youngest.token_ids[:4], True, False)
     pages.check_integrity()
+
+
+def test_what_a_preempted_one_takes_over_of_itself_is_not_reused() -> None:
+    """Its pages are still there when it comes back; no earlier request has saved it anything."""
+    pages = Pages(9)
+    scheduler = make_scheduler(pages, prefill_chunk=512)
+    sequence = make_sequence(0, num_prompt=2 * PAGE_SIZE + 5)
+    scheduler.add(sequence)
+    (row,) = scheduler.schedule()
+    advance(row)
+    pages.publish(0, sequence.token_ids, sequence.num_cached)
+    scheduler.preempt(sequence)
+    (row,) = scheduler.schedule()
+    assert (row.sequence, sequence.num_cached) == (sequence, 2 * PAGE_SIZE)
+    assert sequence.num_reused == 0
 
 
 def test_nobody_is_preempted_for_drafts() -> None:
@@ -383,3 +416,19 @@ def test_short_paths_without_a_model_may_branch_where_there_are_trees() -> None:
     (tree,) = limits.apply(scheduler.schedule())
     assert [chain.max_depth, chain.num_draft_tokens] == [2, 2]
     assert [tree.max_depth, tree.num_draft_tokens] == [2, 15]
+
+
+def test_a_tree_has_no_more_nodes_than_request_and_configuration_allow() -> None:
+    scheduler = make_scheduler()
+    limits = make_limits(scheduler)
+    limits.num_tree_nodes = 15
+    start(
+        scheduler,
+        make_sequence(0, num_output=1),
+        make_sequence(1, num_output=1, num_draft_tokens=3),
+    )
+    rows = limits.apply(scheduler.schedule())
+    assert [(row.num_draft_tokens, row.max_depth) for row in rows] == [(15, 7), (3, 3)]
+    limits.num_draft_tokens, limits.draft_depth = 4, 2
+    rows = limits.apply(scheduler.schedule())
+    assert [(row.num_draft_tokens, row.max_depth) for row in rows] == [(4, 2), (3, 2)]

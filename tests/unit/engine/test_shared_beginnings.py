@@ -161,6 +161,28 @@ def test_only_who_shares_a_beginning_waits_for_it():
     scheduler.memory.check_integrity()
 
 
+def test_who_wants_logprobs_of_the_prompt_waits_for_nobody():
+    """They come from its own forward, so it can take nothing over."""
+    scheduler = make_scheduler()
+    add(scheduler, 0, range(NUM_PROMPT))
+    add(scheduler, 1, range(NUM_PROMPT), logprobs=0, prompt_logprobs=True)
+    assert set(step(scheduler)) == {0, 1}
+
+
+def test_who_waits_holds_no_pages():
+    """Nor those that it could take over by now: others may need them first."""
+    scheduler = make_scheduler()
+    add(scheduler, 0, range(PAGE_SIZE + 1))
+    step(scheduler)
+    scheduler.remove(0)
+    scheduler.memory.close(0)
+    add(scheduler, 1, range(NUM_PROMPT))
+    add(scheduler, 2, range(NUM_PROMPT))
+    assert set(step(scheduler)) == {1}
+    scheduler.memory.close(1)
+    assert scheduler.memory.num_available == scheduler.memory.num_pages - 1
+
+
 class Counted(list):
     """Tokens that count how many of them were read in slices."""
 

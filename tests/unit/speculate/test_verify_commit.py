@@ -281,6 +281,7 @@ def test_logits_that_are_no_numbers_end_the_row_with_the_tokens_before(
     assert output.finish_reason == row.sequence.finish_reason == "error"
     assert output.token_ids == TRUTH[:index]
     assert row.sequence.output_ids == [1, *TRUTH[:index]]
+    row.sequence.check()
     assert recorder.calls[-2:] == [("close", 8), ("close", 8)]
 
 
