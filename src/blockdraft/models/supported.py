@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
@@ -186,6 +186,21 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
             "hidden states cannot be read; use a model whose decoder has `layers`"
         )
     return layers
+
+
+def layer_output(layer: nn.Module, returned: Any) -> Tensor:
+    """The features [b, rows, D] of what a decoder layer returned, which may be more than that.
+
+    Raises:
+        ModelError: it returned several streams, of which none is the hidden state.
+    """
+    output: Tensor = returned[0] if isinstance(returned, tuple) else returned
+    if output.ndim != 3:
+        raise ModelError(
+            f"{type(layer).__name__} returns several streams {list(output.shape)}, so no drafter "
+            "can read its hidden state; use a drafter without features of the target, or none"
+        )
+    return output
 
 
 def rope_types(config: PretrainedConfig) -> Iterator[str]:
