@@ -95,8 +95,15 @@ def context_of(model: PreTrainedModel) -> int:
     return getattr(config, "max_position_embeddings", 2**31)
 
 
+def layer_configs(config: Any) -> list[Any]:
+    """Of a language model: the config of each layer. In some, heads differ (Gemma 4, Step 3.7)."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config] * config.num_hidden_layers
+
+
 def head_dim_of(config: Any) -> int:
-    """Of a language model's config: the size of a head, which many leave to their other sizes."""
+    """Of the config of a layer: the size of a head, which many leave to their other sizes."""
     head_dim: int = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )
@@ -105,9 +112,13 @@ def head_dim_of(config: Any) -> int:
 
 def head_dims_of(config: Any) -> list[int]:
     """Stored sizes of the heads that attend; none in a model that does not attend."""
-    return (
-        [stored_size(head_dim_of(config))] if getattr(config, "num_attention_heads", None) else []
-    )
+    attending = [own for own in layer_configs(config) if getattr(own, "num_attention_heads", None)]
+    return sorted({stored_size(head_dim_of(own)) for own in attending})
+
+
+def kv_heads_of(config: Any) -> int:
+    """Of the config of a layer: heads of keys and values, as many as all where it names none."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def is_quantized(model: PreTrainedModel) -> bool:
