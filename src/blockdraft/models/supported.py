@@ -118,7 +118,8 @@ def head_dims_of(config: Any) -> list[int]:
 
 def kv_heads_of(config: Any) -> int:
     """Of the config of a layer: heads of keys and values, as many as all where it names none."""
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return kv_heads
 
 
 def is_quantized(model: PreTrainedModel) -> bool:
