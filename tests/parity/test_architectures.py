@@ -473,6 +473,12 @@ def test_positions_may_reach_the_decoder_unnamed(
             layer_shapes(model)
 
 
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_of_no_token_is_refused(window: int) -> None:
+    with pytest.raises(ModelError, match=f"window of {window} tokens .* null for no window"):
+        PagedTarget(tiny_target("mistral", sliding_window=window), Pages(9))
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_rotations_by_the_length_of_the_text_are_not_shared(kind: str) -> None:
     """In one forward a long neighbor would turn the positions of a short sequence otherwise.

@@ -88,7 +88,7 @@ def test_all_kinds_are_tried() -> None:
 def test_mixers_step_by_a_kernel_or_all_in_torch(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert forms(kind) == {KernelMixer}
+    assert forms(kind) == forms(kind, torch.bfloat16) == {KernelMixer}
     assert forms(kind, torch.float64) == {StepByStep}
     monkeypatch.setattr("blockdraft.kernels.cpu.backend.library", lambda: None)
     assert forms(kind) == {StepByStep}
@@ -251,17 +251,20 @@ def test_the_equality_check_finds(
 
 
 @pytest.mark.parametrize(
-    ("kind", "part"),
+    ("kind", "part", "dtype"),
     [
-        ("Qwen3_5", {"write_scale": 1.01}),
-        ("GraniteMoeHybrid", {"gates_first": False}),
-        ("GraniteMoeHybrid", {"start_limits": (0.9, 1.0)}),
-        ("Lfm2", {"convolution": Convolution(torch.ones(64, 3), None)}),
+        ("Qwen3_5", {"write_scale": 1.01}, torch.float32),
+        ("Qwen3_5", {"write_scale": 1.01}, torch.bfloat16),
+        ("GraniteMoeHybrid", {"gates_first": False}, torch.float32),
+        ("GraniteMoeHybrid", {"gates_first": False}, torch.bfloat16),
+        ("GraniteMoeHybrid", {"start_limits": (0.9, 1.0)}, torch.float32),
+        ("Lfm2", {"convolution": Convolution(torch.ones(64, 3), None)}, torch.float32),
     ],
 )
 def test_a_kernel_that_computes_something_else_is_left_out(
     kind: str,
     part: dict[str, Any],
+    dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -274,7 +277,7 @@ def test_a_kernel_that_computes_something_else_is_left_out(
         return changed
 
     monkeypatch.setitem(MIXER_KINDS, name, replace(own, rule=rule))
-    assert forms(kind) == {StepByStep}
+    assert forms(kind, dtype) == {StepByStep}
     assert "it keeps torch's steps" in caplog.text
 
 

@@ -10,6 +10,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from blockdraft.core.errors import ModelError, reason_of
 from blockdraft.core.files import read_json
 
+ASSISTANT = "AssistantForCausalLM"
+"""How the names of Gemma 4's drafters end, which read the keys and values of their target."""
 _DRAFTER_KEYS = (
     *("dflash_config", "eagle_config", "speculators_model_type", "draft_vocab_size"),
     "markov_rank",
@@ -64,7 +66,7 @@ def _mark_of_drafter(raw: Mapping[str, Any]) -> str | None:
     """By what a config is told to be a drafter's, though its `model_type` is that of its layers."""
     named = raw.get("architectures")
     for name in map(str, named if isinstance(named, list) else ()):
-        if name.endswith("DraftModel") or "eagle3" in name.lower():
+        if name.endswith(("DraftModel", ASSISTANT)) or "eagle3" in name.lower():
             return name
     return next((key for key in _DRAFTER_KEYS if raw.get(key) is not None), None)
 

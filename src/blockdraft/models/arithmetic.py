@@ -19,10 +19,12 @@ from blockdraft.models.draft.eagle3 import Eagle3Model
 from blockdraft.models.layers.experts import stacked_experts
 from blockdraft.models.layers.packed import can_pack
 from blockdraft.models.layers.quantized import stored_bytes
-from blockdraft.models.supported import decoder_layers, head_dim_of
+from blockdraft.models.supported import decoder_layers, head_dim_of, kv_heads_of, layer_configs
 
 TrainedModel = DraftModel | Eagle3Model
 """Drafters that read features of the target."""
+_NUM_USED = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+"""How configs call the experts that a row runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +95,18 @@ def target_rates(model: PreTrainedModel) -> Rates:
     if stacked:
         num_experts = all_experts[0].num_experts
         num_bytes = sum(num_bytes for _, num_bytes in stacked) / num_experts
-        experts = Experts(num_experts, config.num_experts_per_tok, num_bytes)
+        num_used = next(getattr(config, name) for name in _NUM_USED if hasattr(config, name))
+        experts = Experts(num_experts, num_used, num_bytes)
     matrices = sum(p.numel() for p, _ in dense if p.ndim == 2)
     used = 0.0 if experts is None else experts.num_used / experts.num_experts
     head_module = model.get_output_embeddings()
     head: Tensor = head_module.weight
-    heads, kv_heads, head_dim = _heads(config)
-    kv_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * head.itemsize
+    layers = layer_configs(config)
+    kv_bytes = 2 * head.itemsize * sum(kv_heads_of(own) * head_dim_of(own) for own in layers)
     return Rates(
         row_flops=2 * (matrices + used * sum(p.numel() for p, _ in stacked)),
         head_row_flops=2 * head.numel(),
-        pair_flops=4 * config.num_hidden_layers * heads * head_dim,
+        pair_flops=4 * sum(own.num_attention_heads * head_dim_of(own) for own in layers),
         forward_bytes=sum(num_bytes for _, num_bytes in dense)
         + stored_bytes(head_module, "weight", head),
         row_bytes=kv_bytes,
@@ -111,12 +114,6 @@ def target_rates(model: PreTrainedModel) -> Rates:
         key_bytes=kv_bytes,
         experts=experts,
     )
-
-
-def _heads(config: Any) -> tuple[int, int, int]:
-    """Query heads, heads of keys and values, and their size."""
-    heads: int = config.num_attention_heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads, head_dim_of(config)
 
 
 def projection_rates(model: TrainedModel) -> Rates:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
@@ -95,8 +95,15 @@ def context_of(model: PreTrainedModel) -> int:
     return getattr(config, "max_position_embeddings", 2**31)
 
 
+def layer_configs(config: Any) -> list[Any]:
+    """Of a language model: the config of each layer. In some, heads differ (Gemma 4, Step 3.7)."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config] * config.num_hidden_layers
+
+
 def head_dim_of(config: Any) -> int:
-    """Of a language model's config: the size of a head, which many leave to their other sizes."""
+    """Of the config of a layer: the size of a head, which many leave to their other sizes."""
     head_dim: int = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )
@@ -105,9 +112,14 @@ def head_dim_of(config: Any) -> int:
 
 def head_dims_of(config: Any) -> list[int]:
     """Stored sizes of the heads that attend; none in a model that does not attend."""
-    return (
-        [stored_size(head_dim_of(config))] if getattr(config, "num_attention_heads", None) else []
-    )
+    attending = [own for own in layer_configs(config) if getattr(own, "num_attention_heads", None)]
+    return sorted({stored_size(head_dim_of(own)) for own in attending})
+
+
+def kv_heads_of(config: Any) -> int:
+    """Of the config of a layer: heads of keys and values, as many as all where it names none."""
+    kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return kv_heads
 
 
 def is_quantized(model: PreTrainedModel) -> bool:
@@ -186,6 +198,21 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
             "hidden states cannot be read; use a model whose decoder has `layers`"
         )
     return layers
+
+
+def layer_output(layer: nn.Module, returned: Any) -> Tensor:
+    """The features [b, rows, D] of what a decoder layer returned, which may be more than that.
+
+    Raises:
+        ModelError: it returned several streams, of which none is the hidden state.
+    """
+    output: Tensor = returned[0] if isinstance(returned, tuple) else returned
+    if output.ndim != 3:
+        raise ModelError(
+            f"{type(layer).__name__} returns several streams {list(output.shape)}, so no drafter "
+            "can read its hidden state; use a drafter without features of the target, or none"
+        )
+    return output
 
 
 def rope_types(config: PretrainedConfig) -> Iterator[str]:

@@ -15,7 +15,7 @@ from blockdraft.models.draft.config import (
     default_target_layer_ids,
 )
 from blockdraft.models.draft.dflash import DraftLayer, DraftModel
-from blockdraft.models.supported import decoder_layers, decoder_of, head_dim_of
+from blockdraft.models.supported import decoder_layers, decoder_of, head_dim_of, layer_configs
 
 _NORMS_OF_HEADS = {f"self_attn.{name}_norm.weight" for name in "qk"}
 """What a layer of a drafter always has; many targets have none."""
@@ -93,12 +93,12 @@ def draft_config_for(
 
 
 def layer_values(target_config: Any) -> dict[str, Any]:
-    """What the layers of a new drafter have of the target's, by the names of its config.
+    """What the layers of a new drafter have of the target's first, by the names of its config.
 
     Raises:
         ModelError: the target lacks a size.
     """
-    config = target_config.get_text_config()
+    config = layer_configs(target_config.get_text_config())[0]
     missing = [name for name in _SIZES if not isinstance(getattr(config, name, None), int)]
     if missing:
         raise ModelError(

@@ -20,7 +20,7 @@ from blockdraft.core.files import folder_lock, full_disk_refused, reserve_disk, 
 from blockdraft.data.dataset import Batch, Row, collate
 from blockdraft.data.identity import texts_sha256
 from blockdraft.data.store import Example, TextStore
-from blockdraft.models.supported import decoder_layers, decoder_of
+from blockdraft.models.supported import decoder_layers, decoder_of, layer_output
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class FrozenTarget:
 
     def _keep(self, index: int) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._captured[index] = output[0] if isinstance(output, tuple) else output
+            self._captured[index] = layer_output(module, output)
 
         return hook
 

@@ -14,6 +14,7 @@ from blockdraft.measure.phases import PhaseTimer
 from blockdraft.models.arithmetic import Rates, target_rates
 from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.layers.quantized import quantize_model
+from blockdraft.models.supported import head_dims_of
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
@@ -151,6 +152,21 @@ def test_a_forward_reads_no_more_experts_than_its_rows_reach():
     assert rates.num_bytes(Work(rows=100, forwards=1)) == 8 * experts.num_bytes
     # Half of a forward of two rows: half of the four experts that these reach.
     assert rates.num_bytes(Work(rows=1, forwards=0.5)) == 2 * experts.num_bytes
+
+
+def test_layers_may_have_heads_of_different_sizes() -> None:
+    """Of Gemma 4 every second layer here, in four heads, two of them for keys and values."""
+    model = families.make("Gemma4")
+    rates = target_rates(model)
+    assert rates.pair_flops == 4 * 4 * 2 * (16 + 32)
+    assert rates.key_bytes == rates.row_bytes == 2 * 4 * 2 * 2 * (16 + 32)
+    assert head_dims_of(model.config) == [16, 32]
+
+
+def test_experts_that_run_are_counted_by_their_other_names() -> None:
+    experts = target_rates(families.make("AriaText")).experts
+    assert experts is not None
+    assert (experts.num_experts, experts.num_used) == (8, 2)
 
 
 def test_quantized_experts_count_as_experts_with_what_is_read():

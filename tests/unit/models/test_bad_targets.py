@@ -210,6 +210,13 @@ def test_a_drafter_in_the_place_of_its_target_is_refused(tmp_path: Path) -> None
         load_tokenizer(target)
     edit_json(
         target / "config.json",
+        architectures=["Gemma4AssistantForCausalLM"],
+        draft_vocab_size=None,
+    )
+    with pytest.raises(ModelError, match=r"holds a drafter \(Gemma4AssistantForCausalLM\)"):
+        load_target_model(target, torch.float32)
+    edit_json(
+        target / "config.json",
         architectures=["Qwen3DSparkModel"],
         draft_vocab_size=None,
         markov_rank=0,

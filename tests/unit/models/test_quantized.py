@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Step3p7Config, Step3p7ForConditionalGeneration
 
 from blockdraft.cache.pages import Pages
 from blockdraft.cli.output import describe_llm
@@ -29,13 +30,21 @@ from blockdraft.models.layers.quantized import (
     quantize_model,
 )
 from blockdraft.models.layers.rounding import in_groups
+from blockdraft.models.supported import decoder_layers
 from blockdraft.models.target.loading import load_target_model
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.models.target.stock import StockModel
 from tests.small_llm import assert_nothing_left, load_llm, params
 from tests.tensors import draw
-from tests.tiny import edit_json, tiny_target, tiny_target_folder
+from tests.tiny import (
+    TINY_SIZES,
+    VOCAB_SIZE,
+    edit_json,
+    randomize,
+    tiny_target,
+    tiny_target_folder,
+)
 
 
 def error_of(weight: Tensor, num_bits: int) -> float:
@@ -158,6 +167,37 @@ def test_experts_of_odd_widths_are_rounded_where_they_can_be() -> None:
     assert experts.down_proj.ndim == 3
     with PagedTarget(model, Pages(9)).released_after() as target:
         target.check_row_invariance()
+
+
+def test_experts_that_ask_no_interface_stay_as_they_are() -> None:
+    """Those of Step 3.7 compute themselves, from stacked weights."""
+    text = {
+        **TINY_SIZES,
+        "vocab_size": VOCAB_SIZE,
+        "pad_token_id": 0,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "share_expert_dim": 64,
+        "mlp_layer_types": ["dense", "sparse"] * 2,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    vision = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+    }
+    model = Step3p7ForConditionalGeneration(Step3p7Config(text_config=text, vision_config=vision))
+    randomize(model.eval())
+    quantize_model(model, "int8")
+    assert type(decoder_layers(model)[1].self_attn.q_proj) is QuantizedLinear
+    ids = torch.arange(40)[None]
+    expected = model(ids).logits[0].detach()
+    with PagedTarget(model, Pages(9), exact=False).released_after() as target:
+        found = target.logits_of_split(ids[0].tolist(), (33, 7))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_packed_experts_hold_one_copy() -> None:

@@ -12,8 +12,10 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models import supported
 from blockdraft.models.target.sequential import SequentialTarget
+from blockdraft.train.features import FrozenTarget
 from tests.fakes import RandomDrafter
 from tests.parity.checks import generate, generate_plain, stock_greedy
+from tests.parity.test_architectures import IN_ONE_FORWARD, build
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_target
 
 PROMPT = list(range(5, 45))
@@ -137,3 +139,28 @@ def test_rows_that_never_draft_pay_for_no_features() -> None:
         features = target.forward(plan_of(SamplingParams())).features_of(0)
         assert features is not None
         assert features.shape == (len(PROMPT), 64 * len(LAYER_IDS))
+
+
+def test_features_are_of_all_rows_where_layers_compute_wanted_ones_only() -> None:
+    """Gemma 4's layers that share keys leave out rows whose logits nobody wants."""
+    model = build("Gemma4", IN_ONE_FORWARD["Gemma4"])
+    with torch.no_grad():
+        states = model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[index + 1][0] for index in (1, 2)], dim=-1)
+    with SequentialTarget(model, layer_ids=(1, 2)).released_after() as target:
+        features = target.forward(plan_of(SamplingParams())).features_of(0)
+    torch.testing.assert_close(features, expected)
+
+
+def test_features_of_several_streams_are_refused() -> None:
+    """Gemma 3n's layers hand on streams of which none is the hidden state."""
+    model = build("Gemma3n", IN_ONE_FORWARD["Gemma3n"])
+    with SequentialTarget(model).released_after() as target:
+        target.check_row_invariance()
+    with (
+        SequentialTarget(model, layer_ids=(1,)).released_after() as target,
+        pytest.raises(ModelError, match="without features"),
+    ):
+        target.check_row_invariance()
+    with pytest.raises(ModelError, match="without features"):
+        FrozenTarget(model, (1,)).states(torch.tensor([PROMPT]))

@@ -41,6 +41,8 @@ EAGLE = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}
         ({"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}, "eagle3"),
         ({"architectures": ["LlamaForCausalLM"], "eagle_config": {}}, "eagle3"),
         ({"architectures": ["Qwen3ForCausalLM"]}, "draft_model"),
+        # Whose reader refuses it by its name: it is no language model that runs alone.
+        ({"architectures": ["Gemma4AssistantForCausalLM"]}, "dflash"),
         ({"architectures": ["Qwen3ForCausalLM"], "dflash_config": {}}, "dflash"),
         ({"architectures": ["DFlashDraftModel"], "draft_vocab_size": 32000}, "dflash"),
         ({"architectures": ["DSparkDraftModel"]}, "dspark"),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Lfm2Config, MambaConfig
+from transformers import Gemma4TextConfig, Lfm2Config, MambaConfig
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.data.store import Example
@@ -55,6 +55,11 @@ SHAPE = {"num_layers": 2, "block_size": 6, "num_features": 2, "mask_token_id": 3
 def test_the_epsilon_of_norms_is_found_under_other_names():
     config = Lfm2Config(num_hidden_layers=4, norm_eps=0.25)
     assert draft_config_for(config, **SHAPE).rms_norm_eps == 0.25
+
+
+def test_heads_are_those_of_the_first_layer_where_layers_differ():
+    config = Gemma4TextConfig(num_hidden_layers=6, head_dim=128, global_head_dim=256)
+    assert draft_config_for(config, **SHAPE).head_dim == 128
 
 
 def test_a_target_without_the_sizes_of_attention_is_refused():

@@ -6,7 +6,7 @@ from typing import Any
 from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.heads import stored_size
 from blockdraft.llm import LLM
-from blockdraft.models.supported import head_dim_of
+from blockdraft.models.supported import head_dim_of, kv_heads_of, layer_configs
 from blockdraft.models.target.loading import target_without_weights
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.shapes import read_shape
@@ -41,6 +41,5 @@ def _of_target(llm: LLM) -> int:
         return llm.engine.target.kv.token_bytes
     trusts = llm.config.trust_remote_code
     config: Any = load_config(llm.folder, trust_remote_code=trusts).get_text_config()
-    head_dim = stored_size(head_dim_of(config))
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(2 * config.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize)
+    sizes = [kv_heads_of(own) * stored_size(head_dim_of(own)) for own in layer_configs(config)]
+    return 2 * sum(sizes) * llm.dtype.itemsize

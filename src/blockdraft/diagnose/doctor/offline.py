@@ -25,6 +25,7 @@ from blockdraft.models.draft.context import ConcatContext
 from blockdraft.models.draft.denoising import denoise, greedy
 from blockdraft.models.draft.masks import block_masks
 from blockdraft.models.draft.modules import Rotary
+from blockdraft.models.supported import layer_output
 from blockdraft.models.target.transformers import TransformersTarget
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
@@ -169,7 +170,7 @@ def _layer_outputs(
 
     def keep(index: int) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
-            kept[index].append((output[0] if isinstance(output, tuple) else output)[0])
+            kept[index].append(layer_output(module, output)[0])
 
         return hook
 

@@ -26,7 +26,7 @@ WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def stacked_experts(model: nn.Module) -> list[Any]:
-    """Those of transformers' experts interface."""
+    """Those in the form of transformers' experts interface; some never ask it (Step 3.7)."""
     return [module for module in model.modules() if hasattr(module, "_apply_gate")]
 
 

@@ -211,7 +211,9 @@ def _is_suitable(linear: nn.Module) -> bool:
 
 
 def _suitable_names(experts: Any) -> list[str]:
-    """The stacked weights that can be rounded."""
+    """The stacked weights that can be rounded: not those of experts that no interface computes."""
+    if not hasattr(experts, "has_gate"):
+        return []
     found = []
     for name in WEIGHTS:
         weight = getattr(experts, name, None)

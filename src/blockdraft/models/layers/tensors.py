@@ -11,13 +11,15 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(parts)) if len(parts) > 1 else parts[0]
 
 
-def is_close(found: Tensor, expected: Tensor, max_error: int) -> bool:
+def is_close(
+    found: Tensor, expected: Tensor, max_error: int, dtype: torch.dtype | None = None
+) -> bool:
     """Whether values differ only by their last bits.
 
-    max_error: in units in the last place of the largest value.
+    max_error: in units in the last place of the largest value. dtype: whose, if not the values'.
     """
     error = (found.float() - expected.float()).abs().max()
-    allowed = max_error * torch.finfo(expected.dtype).eps * expected.abs().max()
+    allowed = max_error * torch.finfo(dtype or expected.dtype).eps * expected.abs().max()
     return bool(error <= allowed)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
+from blockdraft.core.errors import ModelError
 from blockdraft.core.out_of_memory import is_out_of_memory
 from blockdraft.kernels.heads import stored_size
 from blockdraft.models.attention.plan import PoolNumbers
@@ -55,7 +56,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         NotPaged: a layer that attends has no K/V of its own, or none attends; its attention needs
             more than the paged one has; it takes no positions; or its rotation would depend on the
             other sequences of a forward.
-        ModelError: see `mixers`.
+        ModelError: a window holds no token; or see `mixers`.
     """
     num_layers = len(decoder_layers(model))
     varying = varying_rope_type(model)
@@ -158,8 +159,14 @@ def _probe_attention(
     assert _reports.pools is not None
     if layer < 0:
         raise NotPaged("its layers share an attention")
+    window = kwargs.get("sliding_window")
+    if window is not None and window < 1:
+        raise ModelError(
+            f"layer {layer} attends in a window of {window} tokens by the model's config.json; "
+            "correct its sliding_window, which is null for no window"
+        )
     _reports.pools[_reports.numbers.next(layer)] = key.shape[1], stored_size(key.shape[3])
-    _reports.windows.add((layer, kwargs.get("sliding_window")))
+    _reports.windows.add((layer, window))
     _, heads, rows, _ = query.shape
     return query.new_zeros(1, rows, heads, value.shape[-1]), None
 

@@ -139,12 +139,16 @@ class SequentialTarget(TransformersTarget):
         cache.expect(num_real)
         # The head is a linear layer like the others; it runs on a few rows even if none is wanted.
         num_rows = filled(max(num_choices + num_fill, 1), self.rule)
+        kept: int | Tensor = num_rows
+        if with_features:
+            # Of a number, some models leave the other rows out of their last layers too (Gemma 4).
+            kept = torch.arange(ids.shape[1] - num_rows, ids.shape[1], device=self.device)
         logits = self.model(
             input_ids=ids[:1],
             position_ids=ids[1:],
             **{self._cache_argument: cache},
             use_cache=True,
-            logits_to_keep=num_rows,
+            logits_to_keep=kept,
         ).logits[0]
         cache.truncate(start + num_real)
         end = logits.shape[0] - num_fill

@@ -30,6 +30,7 @@ from blockdraft.models.supported import (
     context_of,
     decoder_layers,
     is_quantized,
+    layer_output,
 )
 from blockdraft.models.target.exact import (
     INEXACT_RULE,
@@ -122,7 +123,7 @@ class TransformersTarget:
         """
 
         def keep(module: nn.Module, args: Any, output: Any) -> None:
-            self._captured[index] = output[0] if isinstance(output, tuple) else output
+            self._captured[index] = layer_output(module, output)
 
         return self.layers[index].register_forward_hook(keep)
 

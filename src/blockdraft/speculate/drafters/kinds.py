@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
+from blockdraft.hub.model_config import ASSISTANT
 from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.models.draft.config_reader import (
@@ -219,7 +220,7 @@ def kind_of(config: Mapping[str, Any]) -> str:
 
     EAGLE-3 has been published under many names, and also under that of the layer's model, where the
     draft vocabulary tells. Any other language model is a draft model. What names no architecture at
-    all is read as DFlash, whose reader says what it is instead.
+    all, or Gemma 4's assistant, is read as DFlash, whose reader says what it is instead.
 
     Raises:
         ModelError: the names of its architectures are no list.
@@ -233,7 +234,7 @@ def kind_of(config: Mapping[str, Any]) -> str:
         return mark if mark in LOADERS else "dflash"
     if any("eagle3" in name.lower() for name in named) or "eagle_config" in config:
         return "eagle3"
-    is_causal_lm = any(name.endswith(_CAUSAL_LM) for name in named)
+    is_causal_lm = any(name.endswith(_CAUSAL_LM) and not name.endswith(ASSISTANT) for name in named)
     if is_causal_lm and _DFLASH_CONFIG not in config:
         return "eagle3" if config.get("draft_vocab_size") else "draft_model"
     return "dflash"
