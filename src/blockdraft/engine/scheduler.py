@@ -138,10 +138,11 @@ class Scheduler:
         """True if a sequence could soon take over more than `num_reused` tokens of a running one.
 
         Soon: of the tokens that the running one still has to compute, at least half are shared.
-        So a short prompt does not wait for the end of a much longer one.
+        So a short prompt does not wait for the end of a much longer one. Of a running one that has
+        lost its draft context nothing is published.
         """
         for other in [] if sequence.is_scoring else self.running:
-            if other.is_prefilling:
+            if other.is_prefilling and not other.has_lost_context:
                 num_shared = self.memory.num_shared(
                     sequence.key, sequence.token_ids, other.key, other.token_ids
                 )

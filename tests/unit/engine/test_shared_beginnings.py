@@ -113,6 +113,17 @@ def test_nobody_waits_for_pages_without_the_context_that_it_needs():
     assert set(step(scheduler)) == {0}
 
 
+@pytest.mark.parametrize("draft_context", [True, False])
+def test_nobody_waits_for_pages_that_will_not_be_published(draft_context):
+    """Whoever loses its draft context while its prompt is computed leaves nothing to take over."""
+    scheduler = make_scheduler(draft_context=draft_context)
+    first = add(scheduler, 0, range(NUM_PROMPT))
+    assert set(step(scheduler)) == {0}
+    first.has_lost_context = True
+    add(scheduler, 1, range(NUM_PROMPT))
+    assert set(step(scheduler)) == {0, 1}
+
+
 def test_nobody_waits_for_a_prompt_that_is_much_longer_than_what_is_shared():
     shared = range(PAGE_SIZE)
     scheduler = make_scheduler()
