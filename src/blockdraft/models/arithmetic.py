@@ -24,7 +24,8 @@ from blockdraft.models.supported import decoder_layers, head_dim_of, kv_heads_of
 TrainedModel = DraftModel | Eagle3Model
 """Drafters that read features of the target."""
 _NUM_USED = ("num_experts_per_tok", "moe_topk", "top_k_experts")
-"""How configs call the experts that a row runs."""
+"""How configs call the number of experts that a row runs. Where code of a model's own calls it
+otherwise, all count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ def target_rates(model: PreTrainedModel) -> Rates:
     if stacked:
         num_experts = all_experts[0].num_experts
         num_bytes = sum(num_bytes for _, num_bytes in stacked) / num_experts
-        num_used = next(getattr(config, name) for name in _NUM_USED if hasattr(config, name))
+        named = (getattr(config, name) for name in _NUM_USED if hasattr(config, name))
+        num_used = next(named, num_experts)
         experts = Experts(num_experts, num_used, num_bytes)
     matrices = sum(p.numel() for p, _ in dense if p.ndim == 2)
     used = 0.0 if experts is None else experts.num_used / experts.num_experts

@@ -169,6 +169,15 @@ def test_experts_that_run_are_counted_by_their_other_names() -> None:
     assert (experts.num_experts, experts.num_used) == (8, 2)
 
 
+def test_all_experts_count_where_no_known_name_says_how_many_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blockdraft.models.arithmetic._NUM_USED", ("another_name",))
+    experts = target_rates(families.make("AriaText")).experts
+    assert experts is not None
+    assert experts.num_used == experts.num_experts == 8
+
+
 def test_quantized_experts_count_as_experts_with_what_is_read():
     sizes = {"moe_intermediate_size": 64}
     plain = target_rates(tiny_target("qwen3_moe", **sizes))
