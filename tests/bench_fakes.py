@@ -110,7 +110,7 @@ class FakeLLM:
         with self.engine.timer.step(), self.engine.timer.phase("forward"):
             for index, prompt in enumerate(prompts):
                 running = min(at_once, len(prompts) - index // at_once * at_once)
-                total = self._seconds(params.max_tokens) * self._crowding(running)
+                total = self._seconds(params.max_tokens) * self._slowdown(running)
                 if index % at_once == 0:
                     waited, self.now = self.now - start, self.now + total
                 generations.append(self._answer(prompt, params.max_tokens, total, waited))
@@ -119,7 +119,7 @@ class FakeLLM:
     def _seconds(self, num_tokens):
         return FIRST_TOKEN_SECONDS + (num_tokens - 1) * SECONDS_PER_TOKEN[self.depth]
 
-    def _crowding(self, running):
+    def _slowdown(self, running):
         slowdown = self.slowdown
         if isinstance(slowdown, dict):
             slowdown = slowdown[self.depth]

@@ -7,24 +7,24 @@ _PROGRAM = """
 import http.server, json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 
-WISHES = json.loads(os.environ["FAKE_ENGINE"])
+SETTINGS = json.loads(os.environ["FAKE_ENGINE"])
 record = {"arguments": sys.argv[1:], "key": os.environ.get("VLLM_API_KEY"), "signals": []}
 
 def write():
     # The health's thread and a signal's handler write too.
-    part = Path(f"{WISHES['record']}.{threading.get_ident()}")
+    part = Path(f"{SETTINGS['record']}.{threading.get_ident()}")
     part.write_text(json.dumps(record))
-    part.replace(WISHES["record"])
+    part.replace(SETTINGS["record"])
 
 def receive(number, frame):
     record["signals"].append(signal.Signals(number).name)
     write()
-    if not WISHES.get("is_stubborn"):
-        os._exit(WISHES.get("status", 0))
+    if not SETTINGS.get("is_stubborn"):
+        os._exit(SETTINGS.get("status", 0))
 
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        is_ready = self.path == "/health" and time.monotonic() > start + WISHES.get("delay", 0)
+        is_ready = self.path == "/health" and time.monotonic() > start + SETTINGS.get("delay", 0)
         record["num_questions"] = record.get("num_questions", 0) + 1
         write()
         self.send_response(200 if is_ready else 503)
@@ -39,8 +39,8 @@ for number in (signal.SIGTERM, signal.SIGINT):
 print("the engine's own words", flush=True)
 record["worker"] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
 write()
-if "early_status" in WISHES:
-    os._exit(WISHES["early_status"])
+if "early_status" in SETTINGS:
+    os._exit(SETTINGS["early_status"])
 port = int(sys.argv[sys.argv.index("--port") + 1])
 server = http.server.HTTPServer(("127.0.0.1", port), Health)
 threading.Thread(target=server.serve_forever, daemon=True).start()

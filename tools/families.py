@@ -28,7 +28,7 @@ from blockdraft.models.layers.recurrent import copies_states
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.test_architectures import IN_ONE_FORWARD, ONE_AFTER_ANOTHER, RECURRENT, build
 from tests.tiny import ALL_KINDS, VOCAB_SIZE, tiny_target
@@ -168,7 +168,7 @@ def check_drafted_equals_plain(family: str, target: PagedTarget | SequentialTarg
     known = [answer.token_ids for answer in plain]
     before = target.memory.num_reused_tokens if isinstance(target, PagedTarget) else 0
     drafter = NoisyOracleDrafter(8, VOCAB_SIZE, seed=3)
-    drafted = run_crowd(target, drafter, requests, known=known)
+    drafted = run_batched(target, drafter, requests, known=known)
     assert drafted.answers == plain, f"{family}: drafted output differs from plain"
     distinct = {token for answer in plain for token in answer.token_ids}
     assert len(distinct) >= MIN_DISTINCT, f"{family}: {len(distinct)} distinct tokens say little"

@@ -181,7 +181,7 @@ def write(
     ends, end = torch.tensor(sorted(eos_ids), device=writer.device), min(eos_ids)
     longest = max(map(len, prompts))
     rows = writer.read(prompts, longest + max_tokens)
-    said = torch.full((len(prompts), max_tokens), end, device=writer.device)
+    tokens = torch.full((len(prompts), max_tokens), end, device=writer.device)
     is_over = torch.zeros(len(prompts), dtype=torch.bool, device=writer.device)
     for step in range(max_tokens):
         if step % COMPACT_STEPS == 0 and step:
@@ -198,10 +198,10 @@ def write(
         else:
             chosen = logits.argmax(-1)
         chosen = chosen.masked_fill(is_over, end)
-        said[rows.names, step] = chosen
+        tokens[rows.names, step] = chosen
         is_over |= torch.isin(chosen, ends)
         rows.lengths, rows.newest = rows.lengths + 1, chosen
-    return [_until(one, eos_ids) for one in said.tolist()]
+    return [_until(one, eos_ids) for one in tokens.tolist()]
 
 
 def _until(answer: list[int], eos_ids: Set[int]) -> list[int]:

@@ -55,9 +55,9 @@ def read(path: Path) -> Result:
 
 def set_of(turn: Turn) -> str:
     """The name of the set that a prompt comes from."""
-    for said in (turn["category"], turn["id"]):
+    for label in (turn["category"], turn["id"]):
         for begin, name in NAMES.items():
-            if said == begin or said.startswith(f"{begin}-"):
+            if label == begin or label.startswith(f"{begin}-"):
                 return name
     return OWN
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from tests.crowd import LogitsRecorder
+from tests.batched import LogitsRecorder
 from tests.exact.pair import new_target, prompt_ids, target_folder
 from tests.exact.prompts import read_prompts
 from tests.parity.checks import generate_plain

@@ -1,4 +1,4 @@
-"""The default pair as deployed here: a request alone and the same request in a crowd.
+"""The default pair as deployed here: a request alone and the same request in a batch.
 
 Tokens, log-probabilities and the bits of the logits behind every kept token are the same, with the
 prompt in chunks or at once, its beginning computed or taken over, preempted or not, drafted or not.
@@ -21,14 +21,14 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.crowd import Crowd, LogitsRecorder, Request, paged_pair, run_crowd
+from tests.batched import Batched, LogitsRecorder, Request, paged_pair, run_batched
 from tests.exact.pair import DTYPE, default_drafter, load_target, prompt_ids
 
 pytestmark = pytest.mark.model
 
 NUM_REQUESTS = 16
 AMPLE, FEW = 400, 26
-"""Pages; few do not hold the crowd. Either holds the longest request."""
+"""Pages; few do not hold the batch. Either holds the longest request."""
 LONG = 1030
 """Tokens of one prompt: more than a tile of keys."""
 MOST = 300
@@ -68,13 +68,13 @@ def model() -> PreTrainedModel:
 
 
 @lru_cache
-def alone(num_tokens: int, index: int) -> tuple[Crowd, Bits]:
+def alone(num_tokens: int, index: int) -> tuple[Batched, Bits]:
     """Plain, at once, nobody beside it: on the path that runs one sequence after another."""
     request = requests(num_tokens)[index]
     with SequentialTarget(model()).released_after() as target:
         recorder = LogitsRecorder(target)
-        crowd = run_crowd(recorder, NoDrafter(), [replace(request, arrival=0)])
-    return crowd, {position: logits for (_, position), logits in recorder.logits.items()}
+        batched = run_batched(recorder, NoDrafter(), [replace(request, arrival=0)])
+    return batched, {position: logits for (_, position), logits in recorder.logits.items()}
 
 
 def make_policy(name: str, target: PagedTarget, drafter: Drafter) -> Policy:
@@ -89,15 +89,15 @@ def make_policy(name: str, target: PagedTarget, drafter: Drafter) -> Policy:
     )
 
 
-def check_crowd(
+def check_batched(
     num_tokens: int, checked: list[int], depth: str, pages: Pages, *, chunk: int
-) -> Crowd:
+) -> Batched:
     """`depth` is "plain", "fixed" or "adaptive"; the requests in `checked` are run alone too."""
     target, drafter = paged_pair(model(), default_drafter(), pages)
     with target.released_after():
         recorder = LogitsRecorder(target)
         guesser = NoDrafter() if depth == "plain" else drafter
-        crowd = run_crowd(
+        batched = run_batched(
             recorder,
             guesser,
             requests(num_tokens),
@@ -107,13 +107,13 @@ def check_crowd(
         )
     for index in checked:
         expected, bits = alone(num_tokens, index)
-        assert crowd.answers[index] == expected.answers[0], index
+        assert batched.answers[index] == expected.answers[0], index
         start = len(requests(num_tokens)[index].prompt)
         for position in range(start, start + num_tokens + index):
-            found = recorder.logits[crowd.keys[index], position]
+            found = recorder.logits[batched.keys[index], position]
             assert torch.equal(found, bits[position]), (index, position)
     assert pages.num_available == pages.num_pages - 1
-    return crowd
+    return batched
 
 
 @pytest.mark.slow
@@ -121,8 +121,8 @@ def check_crowd(
 def test_batch_does_not_change_a_request(depth: str) -> None:
     """Chunks, prefix hits and preemption at once."""
     pages = Pages(FEW)
-    crowd = check_crowd(12, [0, 1, 3, 6, 8, 10, 15], depth, pages, chunk=200)
-    assert crowd.engine.scheduler.num_preempted > 0
+    batched = check_batched(12, [0, 1, 3, 6, 8, 10, 15], depth, pages, chunk=200)
+    assert batched.engine.scheduler.num_preempted > 0
     assert pages.num_reused_tokens >= 2 * PAGE_SIZE
 
 
@@ -135,6 +135,6 @@ def test_batch_does_not_change_any_request(
     depth: str, chunk: int, reuse: bool, num_pages: int
 ) -> None:
     pages = Pages(num_pages, reuse=reuse)
-    crowd = check_crowd(48, list(range(NUM_REQUESTS)), depth, pages, chunk=chunk)
-    assert (crowd.engine.scheduler.num_preempted > 0) == (num_pages == FEW)
+    batched = check_batched(48, list(range(NUM_REQUESTS)), depth, pages, chunk=chunk)
+    assert (batched.engine.scheduler.num_preempted > 0) == (num_pages == FEW)
     assert bool(pages.num_reused_tokens) == reuse

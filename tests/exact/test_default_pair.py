@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from tests.crowd import LogitsRecorder
+from tests.batched import LogitsRecorder
 from tests.exact.pair import exact_pair, prompt_ids
 from tests.exact.prompts import build_prompts, read_prompts
 from tests.parity.checks import check_together_equals_alone, generate, generate_plain

@@ -6,7 +6,7 @@ import torch
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.torch.rules import row_rule
 from blockdraft.models.attention.exact import STOCK_ATTENTION
-from blockdraft.models.target.exact import PROBE_SPLITS, Split
+from blockdraft.models.target.exact import CHECK_SPLITS, Split
 from blockdraft.models.target.sequential import SequentialTarget
 from tests.exact.pair import load_target, new_target
 from tests.parity.targets import WAYS, Way
@@ -39,13 +39,13 @@ def every_split(dtype: torch.dtype, total: int) -> tuple[Split, ...]:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_probes_pass(dtype: torch.dtype, way: Way) -> None:
+def test_the_checks_pass(dtype: torch.dtype, way: Way) -> None:
     with new_target(way, dtype).released_after() as target:
         target.check_row_invariance()
 
 
 @pytest.mark.usefixtures("without_kernels")
-def test_the_probes_fail_in_pages_with_exact_off() -> None:
+def test_the_checks_fail_in_pages_with_exact_off() -> None:
     """A row alone then takes another kernel of oneDNN's; ours are the same for any rows."""
     with (
         new_target("paged", torch.bfloat16, exact=False).released_after() as target,
@@ -77,7 +77,7 @@ def test_pages_change_no_bit(dtype: torch.dtype) -> None:
     [(torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)],
     ids=["bfloat16, exact off", "float32, exact off", "bfloat16, attention forced"],
 )
-def test_the_probes_fail_on_stock_attention(dtype: torch.dtype, forced: bool) -> None:
+def test_the_checks_fail_on_stock_attention(dtype: torch.dtype, forced: bool) -> None:
     """Its rows see the right keys, so they differ by rounding only.
 
     Forced, it runs on the rows that exactness allows; in float32 it is then invariant here.
@@ -98,7 +98,7 @@ def test_the_probes_fail_on_stock_attention(dtype: torch.dtype, forced: bool) ->
 def test_from_two_rows_to_the_most(dtype: torch.dtype, num_threads: int, way: Way) -> None:
     with threads(num_threads), new_target(way, dtype).released_after() as target:
         target.check_row_invariance(every_split(dtype, 600))
-        target.check_row_invariance((*PROBE_SPLITS, *(cut(33, (n,)) for n in (2, 4, 6, 8))))
+        target.check_row_invariance((*CHECK_SPLITS, *(cut(33, (n,)) for n in (2, 4, 6, 8))))
 
 
 @pytest.mark.slow

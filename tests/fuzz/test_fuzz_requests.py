@@ -1,4 +1,4 @@
-"""Crowds of random requests: they come, go, and wait for memory, and each has its lone answer."""
+"""Batches of random requests: they come, go, and wait for memory, and each has its lone answer."""
 
 from collections.abc import Callable
 

@@ -197,7 +197,7 @@ def check_draft_context(engine: Engine, key: int) -> None:
         features = plain_features(engine.target, sequence.token_ids[: known.end], drafter)
         positions = torch.arange(known.end)[None]
         expected = drafter.model.project_context(features, positions)
-        waits = drafter.contexts.due(ContextSpan(key, 0, known.end))
+        waits = drafter.contexts.needed(ContextSpan(key, 0, known.end))
         assert all(waiting.start >= known.num_written for waiting in waits)
         for waiting in waits:
             behind = slice(waiting.start, waiting.end)
@@ -227,7 +227,7 @@ def _num_written(contexts: DraftContexts, key: int, num_certain: int) -> int:
 def _check_written_early(
     contexts: PagedContexts, key: int, end: int, waits: list[Waiting], expected: list[LayerKV]
 ) -> None:
-    """What does not wait is written, in pages that somebody else drafted from or that were due."""
+    """What does not wait is written, in pages that others drafted from or that were needed."""
     waiting = {p for piece in waits for p in range(piece.start, piece.end)}
     written = [p for p in range(end) if p not in waiting]
     slots = torch.tensor(

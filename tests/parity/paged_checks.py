@@ -1,4 +1,4 @@
-"""The check that a crowd in pages gives what lone runs give on the sequential path."""
+"""The check that a batch in pages gives what lone runs give on the sequential path."""
 
 import random
 from functools import lru_cache
@@ -14,7 +14,7 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.crowd import Answer, Crowd, Request, paged_pair, run_alone, run_crowd
+from tests.batched import Answer, Batched, Request, paged_pair, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.tiny import VOCAB_SIZE, tiny_drafter, tiny_target
 
@@ -87,8 +87,10 @@ def paged(kind: str, dtype: torch.dtype, name: str, pages: Pages) -> tuple[Paged
     return PagedTarget(tiny_target(kind, dtype), pages), drafters[name]
 
 
-def check_crowd(kind: str, dtype: torch.dtype, drafter: str, pages: Pages, *, chunk: int) -> Crowd:
-    """The crowd's answers are those of lone runs, and every page comes back."""
+def check_batched(
+    kind: str, dtype: torch.dtype, drafter: str, pages: Pages, *, chunk: int
+) -> Batched:
+    """The batch's answers are those of lone runs, and every page comes back."""
 
     def check_pages(engine: Engine) -> None:
         pages.check_integrity()
@@ -96,7 +98,7 @@ def check_crowd(kind: str, dtype: torch.dtype, drafter: str, pages: Pages, *, ch
     expected = alone(kind, dtype)
     target, guesser = paged(kind, dtype, drafter, pages)
     with target.released_after():
-        crowd = run_crowd(
+        batched = run_batched(
             target,
             guesser,
             requests(),
@@ -104,7 +106,7 @@ def check_crowd(kind: str, dtype: torch.dtype, drafter: str, pages: Pages, *, ch
             after_step=check_pages,
             prefill_chunk=chunk,
         )
-    for index, (found, wanted) in enumerate(zip(crowd.answers, expected, strict=True)):
+    for index, (found, wanted) in enumerate(zip(batched.answers, expected, strict=True)):
         assert found == wanted, f"request {index} differs from its lone run"
     assert pages.num_available == pages.num_pages - 1
-    return crowd
+    return batched

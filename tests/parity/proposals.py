@@ -21,7 +21,7 @@ from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler.noise import gumbel_noise
 from blockdraft.speculate.sampler.philox import Stream
-from tests.crowd import LogitsRecorder
+from tests.batched import LogitsRecorder
 from tests.parity.checks import generate, generate_plain, plain_features
 from tests.parity.targets import Way, make_dflash, make_target
 from tests.tiny import VOCAB_SIZE, tiny_target

@@ -23,7 +23,7 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged, layer_shapes
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.test_lossless_trees import check_trees
 from tests.tiny import TINY_SIZES, VOCAB_SIZE, randomize, tiny_target
@@ -396,8 +396,8 @@ def check_equals_stock(
     model: PreTrainedModel, target: PagedTarget | SequentialTarget, tolerance: float = 5e-5
 ) -> None:
     with target.released_after():
-        crowd = run_crowd(target, NoDrafter(), requests(), prefill_chunk=50)
-    for request, answer in zip(requests(), crowd.answers, strict=True):
+        batched = run_batched(target, NoDrafter(), requests(), prefill_chunk=50)
+    for request, answer in zip(requests(), batched.answers, strict=True):
         by_steps = type(model).__name__ in OTHER_STEPS
         stock = stock_steps if by_steps else stock_logprobs
         expected = stock(model, list(request.prompt), answer.token_ids).double()
@@ -435,7 +435,7 @@ def test_both_paths_have_the_same_bits(name: str) -> None:
         target: PagedTarget | SequentialTarget = make()
         with target.released_after():
             target.check_row_invariance()
-            answers.append(run_crowd(target, NoDrafter(), requests(), prefill_chunk=50).answers)
+            answers.append(run_batched(target, NoDrafter(), requests(), prefill_chunk=50).answers)
     for ours, expected in zip(*answers, strict=True):
         assert ours.token_ids == expected.token_ids
         assert [e.logprob for e in ours.logprobs] == [e.logprob for e in expected.logprobs]
@@ -520,10 +520,10 @@ def test_unusual_attention_drafts_what_it_decodes(name: str) -> None:
         alone = run_alone(target, wanted)
         drafter = NoisyOracleDrafter(8, VOCAB_SIZE, chance=0.5)
         known = [answer.token_ids for answer in alone]
-        crowd = run_crowd(target, drafter, wanted, known=known, prefill_chunk=50)
-    assert crowd.answers == alone
+        batched = run_batched(target, drafter, wanted, known=known, prefill_chunk=50)
+    assert batched.answers == alone
     assert len(set(alone[2].token_ids)) >= 8
-    assert sum(answer.acceptance.num_accepted for answer in crowd.answers) > 20
+    assert sum(answer.acceptance.num_accepted for answer in batched.answers) > 20
 
 
 def test_wrong_values_of_latent_attention_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
 from blockdraft.speculate.drafters.levels import DEPTH
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.parity.checks import check_drafted_equals_plain, generate_plain, run
 from tests.parity.proposals import in_trees
 from tests.parity.targets import WAYS, Way, make_target
@@ -96,12 +96,12 @@ def test_several_requests_at_once() -> None:
     with make_target("paged", model, num_pages=5, layer_ids=()).released_after() as target:
         expected = run_alone(target, requests)
         drafter = make_drafter("paged")
-        crowd = run_crowd(target, drafter, requests, prefill_chunk=48)
-        assert crowd.answers == expected
-        assert crowd.engine.proposer.failures.num_failures == 0
-        assert crowd.engine.scheduler.num_preempted
+        batched = run_batched(target, drafter, requests, prefill_chunk=48)
+        assert batched.answers == expected
+        assert batched.engine.proposer.failures.num_failures == 0
+        assert batched.engine.scheduler.num_preempted
         drafter.model.memory.check_integrity()  # type: ignore[attr-defined]
-        assert sum(answer.acceptance.num_accepted for answer in crowd.answers) > 40
+        assert sum(answer.acceptance.num_accepted for answer in batched.answers) > 40
 
 
 @pytest.mark.slow

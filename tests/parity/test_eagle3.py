@@ -29,7 +29,7 @@ from blockdraft.speculate.drafters import eagle3
 from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
 from blockdraft.speculate.sampler.logits import Place
 from blockdraft.speculate.sampler.reference import choose_row
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.eagle import Reference, make_model
 from tests.parity.checks import check_drafted_equals_plain, generate, plain_features, run
 from tests.parity.proposals import Fault, in_trees
@@ -220,7 +220,7 @@ def test_stops_and_single_tokens() -> None:
             )
 
 
-def crowd_requests() -> list[Request]:
+def batched_requests() -> list[Request]:
     """Answers that go on behind the page where the prompt ends; some share a beginning."""
     names = list(PARAMS)
     return [
@@ -237,22 +237,22 @@ def crowd_requests() -> list[Request]:
 @pytest.mark.parametrize("num_nodes", [None, TREE])
 def test_several_requests_at_once(num_pages: int, num_nodes: int | None) -> None:
     """With pages for all, and so few that requests are sent away and begin again."""
-    requests = crowd_requests()
+    requests = batched_requests()
     with make_target("paged", tiny_target(), num_pages=num_pages).released_after() as target:
         assert isinstance(target, PagedTarget)
         expected = run_alone(target, requests)
         target.memory.reuse = True
         drafter = make_eagle(target, make_model())
-        crowd = run_crowd(
+        batched = run_batched(
             target,
             drafter,
             requests,
             after_step=lambda engine: engine.use_fixed_drafting(num_nodes),
             prefill_chunk=48,
         )
-        assert crowd.answers == expected
-        assert crowd.engine.proposer.failures.num_failures == 0
-        assert (crowd.engine.scheduler.num_preempted > 0) == (num_pages == 5)
+        assert batched.answers == expected
+        assert batched.engine.proposer.failures.num_failures == 0
+        assert (batched.engine.scheduler.num_preempted > 0) == (num_pages == 5)
         target.memory.check_integrity()
         assert not drafter._known
         assert isinstance(drafter.contexts, PagedPairs)

@@ -17,7 +17,7 @@ from blockdraft.models.layers.recurrent import is_recurrent
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
-from tests.crowd import Answer, Request, run_alone, run_crowd
+from tests.batched import Answer, Request, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import stock_greedy
 from tests.parity.test_architectures import OTHER_STEPS
@@ -69,12 +69,12 @@ def drafted(target: Target, alone: list[Answer], wanted: list[Request], chunk: i
     """All at once with drafts, as alone; returns how often a request made room."""
     drafter = NoisyOracleDrafter(NUM_SLOTS, VOCAB_SIZE, seed=3)
     known = [answer.token_ids for answer in alone]
-    crowd = run_crowd(target, drafter, wanted, known=known, prefill_chunk=chunk)
-    assert crowd.answers == alone
-    assert crowd.engine.proposer.failures.num_failures == 0
-    accepted = sum(answer.acceptance.num_accepted for answer in crowd.answers)
-    assert 0 < accepted < sum(answer.acceptance.num_drafted for answer in crowd.answers)
-    return crowd.engine.scheduler.num_preempted
+    batched = run_batched(target, drafter, wanted, known=known, prefill_chunk=chunk)
+    assert batched.answers == alone
+    assert batched.engine.proposer.failures.num_failures == 0
+    accepted = sum(answer.acceptance.num_accepted for answer in batched.answers)
+    assert 0 < accepted < sum(answer.acceptance.num_drafted for answer in batched.answers)
+    return batched.engine.scheduler.num_preempted
 
 
 def check_aborts(target: Target, alone: list[Answer], wanted: list[Request]) -> None:

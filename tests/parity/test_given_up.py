@@ -1,4 +1,4 @@
-"""In a crowd in which nobody drafts most outputs leave the drafter no features; answers stay."""
+"""In a batch in which nobody drafts most outputs leave the drafter no features; answers stay."""
 
 from dataclasses import replace
 
@@ -22,8 +22,8 @@ PROMPTS = [[3, index, 5] for index in range(NUM_SEQUENCES)]
 IDLE_STEPS = 4 * lazy_context._ASKED_STEPS
 
 
-class Crowd:
-    """A crowd of which nobody is asked at first."""
+class Batched:
+    """A batch of which nobody is asked at first."""
 
     def __init__(self) -> None:
         self.target = make_target("paged", tiny_target())
@@ -42,52 +42,52 @@ class Crowd:
 
 
 def test_most_outputs_are_given_up_while_nobody_drafts() -> None:
-    crowd = Crowd()
-    crowd.run(IDLE_STEPS)
+    batched = Batched()
+    batched.run(IDLE_STEPS)
     # It takes some steps until it is sure that nobody drafts; one in eight keeps all.
-    lengths = [crowd.engine.progress[key].sequence.num_cached for key in crowd.keys]
-    known = [crowd.num_known(key) for key in crowd.keys]
-    tried = [key % lazy_context._TRIED == 0 for key in crowd.keys]
+    lengths = [batched.engine.progress[key].sequence.num_cached for key in batched.keys]
+    known = [batched.num_known(key) for key in batched.keys]
+    tried = [key % lazy_context._TRIED == 0 for key in batched.keys]
     assert any(tried)
     assert not all(tried)
-    for key, length, num_known in zip(crowd.keys, lengths, known, strict=True):
+    for key, length, num_known in zip(batched.keys, lengths, known, strict=True):
         if key % lazy_context._TRIED == 0:
             assert num_known == length
         else:
             assert num_known <= length - PAGE_SIZE // 2
     # Prompts are kept: what they have in common is of use to others.
-    late = crowd.engine.take(crowd.keys[1])
+    late = batched.engine.take(batched.keys[1])
     prompt = [*late.sequence.token_ids[: 2 * PAGE_SIZE], 7]
-    key = crowd.engine.add([9, *prompt], PARAMS)
-    crowd.run(1)
-    assert crowd.num_known(key) == len(prompt) + 1
+    key = batched.engine.add([9, *prompt], PARAMS)
+    batched.run(1)
+    assert batched.num_known(key) == len(prompt) + 1
 
 
 def test_those_that_were_given_up_draft_again_behind_the_page() -> None:
-    crowd = Crowd()
-    crowd.run(IDLE_STEPS)
-    crowd.engine.use_fixed_drafting(5)
-    batch = crowd.engine.candidates.apply(crowd.engine.scheduler.schedule())
-    may_draft = [crowd.drafter.lag(row) is not None for row in batch]
+    batched = Batched()
+    batched.run(IDLE_STEPS)
+    batched.engine.use_fixed_drafting(5)
+    batch = batched.engine.candidates.apply(batched.engine.scheduler.schedule())
+    may_draft = [batched.drafter.lag(row) is not None for row in batch]
     assert any(may_draft)
     assert not all(may_draft)
-    proposals = crowd.drafter.propose(batch)
+    proposals = batched.drafter.propose(batch)
     assert [proposal != NOTHING for proposal in proposals] == may_draft
-    while crowd.engine.has_work:
-        crowd.engine.step()
-    for key, prompt in zip(crowd.keys, PROMPTS, strict=True):
-        record = crowd.engine.take(key)
-        plain = generate_plain(crowd.target, prompt, PARAMS)
+    while batched.engine.has_work:
+        batched.engine.step()
+    for key, prompt in zip(batched.keys, PROMPTS, strict=True):
+        record = batched.engine.take(key)
+        plain = generate_plain(batched.target, prompt, PARAMS)
         assert record.sequence.output_ids == plain.token_ids
         assert record.acceptance.num_drafted > 0
-    assert crowd.engine.proposer.failures.num_failures == 0
+    assert batched.engine.proposer.failures.num_failures == 0
 
 
-def test_an_asked_crowd_gives_nothing_up() -> None:
-    crowd = Crowd()
-    crowd.engine.use_fixed_drafting(1)
-    crowd.run(20)
-    assert not crowd.drafter.contexts._given_up
+def test_an_asked_batch_gives_nothing_up() -> None:
+    batched = Batched()
+    batched.engine.use_fixed_drafting(1)
+    batched.run(20)
+    assert not batched.drafter.contexts._given_up
 
 
 @pytest.mark.parametrize("company", ["plain", "prompts"])

@@ -43,7 +43,7 @@ PLACES = [
     *itertools.product(["sequential"], [1, 3, 7, 512]),
     *itertools.product(["paged", "tight"], [3, 512]),
 ]
-"""Where the crowd runs, and the chunks of its prompts. A tight memory hardly holds two of them."""
+"""Where the batch runs, and the chunks of its prompts. A tight memory hardly holds two of them."""
 
 
 @lru_cache
@@ -94,7 +94,7 @@ def alone(kind: str, index: int) -> Generated:
 
 @lru_cache
 def make_drafter(name: str, kind: str, place: str) -> Drafter:
-    """One for all crowds at a place: its pages are reused from crowd to crowd."""
+    """One for all batches at a place: its pages are reused from batch to batch."""
     if name == "none":
         return NoDrafter()
     if name == "noisy":
@@ -102,7 +102,7 @@ def make_drafter(name: str, kind: str, place: str) -> Drafter:
     return make_dflash(exact_target(kind, place), tiny_drafter(block_size=7))
 
 
-class Crowd:
+class Batched:
     """Runs all requests in one engine: some come late, some are cancelled."""
 
     def __init__(self, kind: str, place: str, drafter: Drafter, **options: int) -> None:
@@ -155,22 +155,22 @@ def test_a_batch_changes_nothing(
     kind: str, place: str, max_running: int, prefill_chunk: int, drafter: str
 ) -> None:
     target = exact_target(kind, place)
-    crowd = Crowd(
+    batched = Batched(
         kind,
         place,
         make_drafter(drafter, kind, place),
         max_running=max_running,
         prefill_chunk=prefill_chunk,
     )
-    crowd.run()
-    assert len(crowd.cancelled) == 2
-    assert bool(crowd.engine.scheduler.num_preempted) == (place == "tight" and max_running > 1)
+    batched.run()
+    assert len(batched.cancelled) == 2
+    assert bool(batched.engine.scheduler.num_preempted) == (place == "tight" and max_running > 1)
     for index in range(NUM_REQUESTS):
-        expected, found = crowd.truth[index], crowd.tokens[index]
-        if index not in crowd.cancelled:
+        expected, found = batched.truth[index], batched.tokens[index]
+        if index not in batched.cancelled:
             assert found == expected.token_ids
         assert found == expected.token_ids[: len(found)]
-        assert crowd.logprobs[index] == expected.logprobs[: len(found)]
+        assert batched.logprobs[index] == expected.logprobs[: len(found)]
     if isinstance(target, SequentialTarget):
         assert not target._caches
     else:

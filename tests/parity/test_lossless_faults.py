@@ -26,7 +26,7 @@ from blockdraft.proof.faults import (
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.verify import verify
-from tests.crowd import LogitsRecorder
+from tests.batched import LogitsRecorder
 from tests.fakes import NoisyOracleDrafter, TableTarget
 from tests.parity import faults
 from tests.parity.checks import (

@@ -31,7 +31,7 @@ from blockdraft.speculate.drafters.ngram import (
 )
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.hydra.learning import WEIGHTS
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.parity.checks import generate, generate_plain
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.small_llm import assert_nothing_left, load_llm, params
@@ -115,7 +115,7 @@ def test_output_is_that_of_plain_decoding(way: Way, name: str) -> None:
     assert not free._waiting  # forgotten with its sequence
 
 
-def test_a_crowd_is_as_everyone_alone_and_a_request_without_drafts_keeps_no_features() -> None:
+def test_a_batch_is_as_everyone_alone_and_a_request_without_drafts_keeps_no_features() -> None:
     model = tiny_target()
     requests = [
         Request((*PROMPT, index), params, arrival=2 * index)
@@ -130,15 +130,15 @@ def test_a_crowd_is_as_everyone_alone_and_a_request_without_drafts_keeps_no_feat
     ]
     free = ngram_drafter(model, texts)
     target, seen = make_target("paged", model), set[int]()
-    crowd = run_crowd(
+    batched = run_batched(
         target,
         make_dflash(target, tiny_drafter()),
         requests,
         free_drafters=[free],
         after_step=lambda engine: seen.update(free._waiting),
     )
-    assert crowd.answers == alone
-    assert seen == set(crowd.keys[:-1])
+    assert batched.answers == alone
+    assert seen == set(batched.keys[:-1])
 
 
 def features_of_the_token_before() -> AbstractContextManager[object]:
@@ -206,8 +206,8 @@ def test_who_was_asked_is_searched_for_ahead() -> None:
     assert searched_ahead([1, 2, 3], [3, 1]) == []
     assert searched_ahead([1, 2, 3], [3, 4, 1, 2]) == [[3, 1, 2]]
     assert searched_ahead([1, 2, 3], [3, 1, 2], ended=[2, 3]) == [[1]]
-    crowd = range(GUESSED_ROWS + 1)
-    assert searched_ahead(crowd, crowd) == []
+    batched = range(GUESSED_ROWS + 1)
+    assert searched_ahead(batched, batched) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -222,7 +222,7 @@ def test_features_of_any_precision_are_read(dtype: torch.dtype) -> None:
 
 
 def test_features_wait_until_they_are_searched_with() -> None:
-    """Chunks of a prompt, and steps of a crowd; the oldest are given up."""
+    """Chunks of a prompt, and steps of a batch; the oldest are given up."""
     free, row = ngram_drafter(tiny_target(), []), row_of(1)
     parts = torch.randn(20, 1, len(LAYER_IDS) * HIDDEN_SIZE)
     row.sequence.token_ids += [1] * 40
@@ -241,7 +241,7 @@ def test_features_wait_until_they_are_searched_with() -> None:
     assert torch.equal(query.features, parts[-WINDOW:].flatten(0, 1))
 
 
-def test_a_crowd_keeps_no_features_and_what_is_left_of_it_does() -> None:
+def test_a_batch_keeps_no_features_and_what_is_left_of_it_does() -> None:
     free = ngram_drafter(tiny_target(), [])
     rows = [row_of(key) for key in range(GUESSED_ROWS + 1)]
     for row in rows:

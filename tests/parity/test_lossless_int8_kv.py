@@ -21,7 +21,7 @@ from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.base import Drafter
-from tests.crowd import run_alone, run_crowd
+from tests.batched import run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter, OracleDrafter
 from tests.parity.checks import check_drafted_equals_plain, check_fault_is_found
 from tests.parity.paged_checks import AMPLE, FEW, requests
@@ -87,7 +87,7 @@ def test_together_equals_alone(num_pages: int, chunk: int) -> None:
         def check_pages(engine: Engine) -> None:
             pages.check_integrity()
 
-        crowd = run_crowd(
+        batched = run_batched(
             target,
             NoisyOracleDrafter(5, VOCAB_SIZE, seed=1),
             requests(),
@@ -95,9 +95,9 @@ def test_together_equals_alone(num_pages: int, chunk: int) -> None:
             after_step=check_pages,
             prefill_chunk=chunk,
         )
-        assert crowd.answers == alone
+        assert batched.answers == alone
         assert pages.num_reused_tokens >= PAGE_SIZE
-        assert (crowd.engine.scheduler.num_preempted > 0) == (num_pages == FEW)
+        assert (batched.engine.scheduler.num_preempted > 0) == (num_pages == FEW)
 
 
 class PlainPagesOnly(TorchBackend):

@@ -22,7 +22,7 @@ from blockdraft.speculate import proposer as proposer_module
 from blockdraft.speculate.drafters.lookup import LookupDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.drafters.prediction import Follower, PredictionDrafter
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.fakes import ConstantDrafter, NoisyOracleDrafter, PagedTableTarget, TableTarget
 from tests.parity.checks import Generated, generate, generate_plain
 from tests.parity.lookups import changed, check_read, free_drafters
@@ -133,7 +133,7 @@ def test_lookup_and_predictions_beside_dflash(way: Way, name: str, num_nodes: in
         assert num_accepted_by(found.acceptance, "prediction") > 5
 
 
-def crowd_requests() -> list[Request]:
+def batched_requests() -> list[Request]:
     draw = random.Random(5)
     options: list[dict[str, Any]] = [
         {},
@@ -162,9 +162,9 @@ def plainly(requests: Sequence[Request]) -> list[Request]:
 def test_many_requests_with_preemption(num_pages: int) -> None:
     table = repetitive_table()
     target = PagedTableTarget(table.table, Pages(num_pages)) if num_pages else table
-    requests = crowd_requests()
+    requests = batched_requests()
     expected = run_alone(target, plainly(requests))
-    crowd = run_crowd(
+    batched = run_batched(
         target,
         ConstantDrafter(4, 7),
         requests,
@@ -172,25 +172,25 @@ def test_many_requests_with_preemption(num_pages: int) -> None:
         free_drafters=free_drafters(),
         prefill_chunk=40,
     )
-    assert crowd.answers == expected
-    assert bool(crowd.engine.scheduler.num_preempted) == bool(num_pages)
-    assert crowd.engine.proposer.failures.num_failures == 0
-    by = [answer.acceptance.drafted_by for answer in crowd.answers]
+    assert batched.answers == expected
+    assert bool(batched.engine.scheduler.num_preempted) == bool(num_pages)
+    assert batched.engine.proposer.failures.num_failures == 0
+    by = [answer.acceptance.drafted_by for answer in batched.answers]
     assert all(not by[index] for index in (2, 5, 8, 11)), "plain decoding drafts nothing"
     assert all(set(by[index]) <= {"lookup"} for index in (4, 10))
     assert sum(own["lookup"] for own in by) > 0
-    for drafter in crowd.engine.proposer.free:
+    for drafter in batched.engine.proposer.free:
         if isinstance(drafter, LookupDrafter):
             assert not drafter._searched
             assert not drafter._samples
 
 
 def test_pages_with_lookup_alone_are_given_back() -> None:
-    target, requests = PagedTarget(tiny_target(), Pages(5)), crowd_requests()[:6]
+    target, requests = PagedTarget(tiny_target(), Pages(5)), batched_requests()[:6]
     with target.released_after():
         expected = run_alone(target, plainly(requests))
-        crowd = run_crowd(target, NoDrafter(), requests, free_drafters=free_drafters())
-        assert crowd.answers == expected
+        batched = run_batched(target, NoDrafter(), requests, free_drafters=free_drafters())
+        assert batched.answers == expected
         target.memory.check_integrity()
 
 

@@ -27,7 +27,7 @@ from blockdraft.models.target.interface import Target
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.fakes import PagedTableTarget, TableTarget
 from tests.parity import faults
 from tests.parity.checks import Generated, check_drafted_equals_plain, generate
@@ -117,7 +117,7 @@ def test_trees_on_a_model(way: Way, kind: str, name: str) -> None:
             assert target.memory.num_available == target.memory.num_pages - 1
 
 
-def crowd_requests() -> list[Request]:
+def batched_requests() -> list[Request]:
     draw = random.Random(7)
     options: list[dict[str, Any]] = [
         {},
@@ -150,18 +150,18 @@ TARGETS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
 def test_trees_of_many_requests(make: Callable[[], Target]) -> None:
     """Each has its lone plain run's tokens, and so have those left when others are taken away."""
-    target, requests = make(), crowd_requests()
+    target, requests = make(), batched_requests()
     expected = run_alone(target, requests)
     known = [answer.token_ids for answer in expected]
-    crowd = run_crowd(target, TreeDrafter(), requests, known=known, prefill_chunk=40)
+    batched = run_batched(target, TreeDrafter(), requests, known=known, prefill_chunk=40)
     assert (
         type(target.memory) is Memory
         or target.memory.num_pages > 4
-        or (crowd.engine.scheduler.num_preempted > 0)
+        or (batched.engine.scheduler.num_preempted > 0)
     )
-    assert crowd.answers == expected
-    assert crowd.engine.proposer.failures.num_failures == 0
-    assert any(rank for answer in crowd.answers for _, rank in answer.acceptance.accepted_at)
+    assert batched.answers == expected
+    assert batched.engine.proposer.failures.num_failures == 0
+    assert any(rank for answer in batched.answers for _, rank in answer.acceptance.accepted_at)
 
     drafter, draw = TreeDrafter(), random.Random(1)
     engine = Engine(target, drafter, max_running=4)

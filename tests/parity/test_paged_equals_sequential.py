@@ -12,8 +12,8 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.crowd import Request, run_alone, run_crowd
-from tests.parity.paged_checks import AMPLE, FEW, check_crowd
+from tests.batched import Request, run_alone, run_batched
+from tests.parity.paged_checks import AMPLE, FEW, check_batched
 from tests.tiny import ALL_KINDS, tiny_target
 
 
@@ -23,10 +23,10 @@ from tests.tiny import ALL_KINDS, tiny_target
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_batch_in_pages(kind: str, reuse: bool, drafter: str) -> None:
     pages = Pages(AMPLE, reuse=reuse)
-    crowd = check_crowd(kind, torch.float64, drafter, pages, chunk=37)
+    batched = check_batched(kind, torch.float64, drafter, pages, chunk=37)
     assert bool(pages.num_reused_tokens) == reuse
-    assert crowd.engine.scheduler.num_preempted == 0
-    assert any(answer.acceptance.drafted for answer in crowd.answers) == (drafter != "none")
+    assert batched.engine.scheduler.num_preempted == 0
+    assert any(answer.acceptance.drafted for answer in batched.answers) == (drafter != "none")
 
 
 @pytest.mark.one_in(6)
@@ -34,8 +34,8 @@ def test_a_batch_in_pages(kind: str, reuse: bool, drafter: str) -> None:
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_batch_in_few_pages(kind: str, drafter: str) -> None:
     pages = Pages(FEW)
-    crowd = check_crowd(kind, torch.float64, drafter, pages, chunk=512)
-    assert crowd.engine.scheduler.num_preempted > 0
+    batched = check_batched(kind, torch.float64, drafter, pages, chunk=512)
+    assert batched.engine.scheduler.num_preempted > 0
     assert pages.num_reused_tokens
 
 
@@ -45,14 +45,14 @@ def test_a_batch_in_few_pages(kind: str, drafter: str) -> None:
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_batch_in_single_precision(kind: str, drafter: str, num_pages: int) -> None:
     """Where other kernels for few rows, or for many keys, would show in the log-probabilities."""
-    check_crowd(kind, torch.float32, drafter, Pages(num_pages), chunk=50)
+    check_batched(kind, torch.float32, drafter, Pages(num_pages), chunk=50)
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_batch_in_single_precision_without_kernels(kind: str) -> None:
-    check_crowd(kind, torch.float32, "dflash", Pages(FEW), chunk=50)
+    check_batched(kind, torch.float32, "dflash", Pages(FEW), chunk=50)
 
 
 BREAKING = 13
@@ -72,7 +72,7 @@ def check_broken(requests: list[Request], broken: int, num_pages: int) -> None:
     failed = [answer.finish_reason == "error" for answer in expected]
     assert failed == [index == broken for index in range(len(requests))]
     with PagedTarget(breakable_target(), Pages(num_pages)).released_after() as target:
-        found = run_crowd(target, NoDrafter(), requests).answers
+        found = run_batched(target, NoDrafter(), requests).answers
     assert found == expected
 
 

@@ -20,8 +20,8 @@ from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.target.packed_rows import PackedRows
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
-from tests.crowd import Request, paged_pair, run_crowd
-from tests.parity.paged_checks import AMPLE, FEW, check_crowd, requests
+from tests.batched import Request, paged_pair, run_batched
+from tests.parity.paged_checks import AMPLE, FEW, check_batched, requests
 from tests.tiny import tiny_drafter, tiny_target
 
 Patch = pytest.MonkeyPatch
@@ -121,7 +121,7 @@ def pages_are_freed_too_early(patch: Patch) -> None:
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("num_pages", [AMPLE, FEW])
 def test_the_check_passes_without_a_fault(num_pages: int) -> None:
-    check_crowd("llama", torch.float32, "noisy", Pages(num_pages), chunk=37)
+    check_batched("llama", torch.float32, "noisy", Pages(num_pages), chunk=37)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -141,7 +141,7 @@ def test_the_check_finds(fault: Any, monkeypatch: Patch) -> None:
         pytest.skip("kernels of this machine compute any number of rows")
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="differs from its lone run"):
-        check_crowd("llama", torch.float32, "noisy", Pages(AMPLE), chunk=37)
+        check_batched("llama", torch.float32, "noisy", Pages(AMPLE), chunk=37)
 
 
 def record_drafts(drafter: DFlashDrafter) -> dict[tuple[int, int], list[int]]:
@@ -177,7 +177,7 @@ def drafts_of(*, reuse: bool) -> tuple[list[dict[int, list[int]]], list[Any], in
     Every second request never drafts: its pages hold no draft context.
     """
     pages = Pages(AMPLE, reuse=reuse)
-    crowd_requests = [
+    batched_requests = [
         Request(request.prompt, SamplingParams(max_tokens=24, num_draft_tokens=most), 40 * index)
         for index, request in enumerate(requests())
         for most in (0, None)
@@ -185,11 +185,11 @@ def drafts_of(*, reuse: bool) -> tuple[list[dict[int, list[int]]], list[Any], in
     target, drafter = paged_pair(tiny_target(dtype=torch.float64), attentive_drafter(), pages)
     drafts_by_key = record_drafts(drafter)
     with target.released_after():
-        crowd = run_crowd(target, drafter, crowd_requests)
-    drafts: list[dict[int, list[int]]] = [{} for _ in crowd_requests]
+        batched = run_batched(target, drafter, batched_requests)
+    drafts: list[dict[int, list[int]]] = [{} for _ in batched_requests]
     for (key, position), guesses in drafts_by_key.items():
-        drafts[crowd.keys.index(key)][position] = guesses
-    return drafts, [answer.acceptance for answer in crowd.answers], pages.num_reused_tokens
+        drafts[batched.keys.index(key)][position] = guesses
+    return drafts, [answer.acceptance for answer in batched.answers], pages.num_reused_tokens
 
 
 def check_drafts_after_hits() -> None:

@@ -24,7 +24,7 @@ from blockdraft.models.draft.path_heads import PathLogits
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.path_head import PathHeadDrafter
 from blockdraft.speculate.drafters.slots import NUM_CANDIDATES
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.parity import faults
 from tests.parity.checks import plain_features
 from tests.parity.proposals import (
@@ -265,14 +265,14 @@ def test_several_requests_at_once(name: str, num_nodes: int | None) -> None:
     ]
     with make_target("paged", tiny_target()).released_after() as target:
         expected = run_alone(target, requests)
-        crowd = run_crowd(
+        batched = run_batched(
             target,
             make_dflash(target, drafter_of(name)),
             requests,
             after_step=lambda engine: engine.use_fixed_drafting(num_nodes),
         )
-    assert crowd.answers == expected
-    assert crowd.engine.proposer.failures.num_failures == 0
+    assert batched.answers == expected
+    assert batched.engine.proposer.failures.num_failures == 0
 
 
 class PathHeadWithOwnLogits(OwnLogits, PathHeadDrafter):

@@ -22,7 +22,7 @@ from blockdraft.speculate.drafters.kinds import load_checkpoint
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.train.kinds.table import load_trained
 from blockdraft.train.prepare import load_drafter
-from tests.crowd import Request, run_crowd
+from tests.batched import Request, run_batched
 from tests.parity.test_architectures import build, classes_of
 from tests.published import (
     HIDDEN,
@@ -96,8 +96,8 @@ def test_it_loads_and_drafted_output_is_the_plain_one(name: str, tmp_path: Path)
             with pytest.raises(ModelError, match=r"logits change .*; use --exact off"):
                 target.check_row_invariance()
             return
-        drafted = run_crowd(target, drafter, requests()).answers
-        plain = run_crowd(target, NoDrafter(), requests()).answers
+        drafted = run_batched(target, drafter, requests()).answers
+        plain = run_batched(target, NoDrafter(), requests()).answers
     assert drafted == plain
     assert sum(answer.acceptance.num_drafted for answer in drafted) > 0
 
@@ -116,7 +116,7 @@ def guesses_of(folder: Path, case: Published) -> tuple[DFlashDrafter, Any, list[
 
     drafter.propose = noted
     with target.released_after():
-        run_crowd(target, drafter, requests()[:1])
+        run_batched(target, drafter, requests()[:1])
     return drafter, model, proposed
 
 

@@ -22,7 +22,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.target.loading import load_target_model
 from blockdraft.models.target.paged import PagedTarget
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.test_wrappers import write_wrapper
 from tests.tiny import TEXT_VOCAB_SIZE, edit_json, tiny_target, tiny_target_folder
@@ -202,7 +202,7 @@ def test_drafted_equals_plain(
         alone = run_alone(target, requests)
         drafter = NoisyOracleDrafter(15, TEXT_VOCAB_SIZE, seed=3)
         known = [answer.token_ids for answer in alone]
-        assert run_crowd(target, drafter, requests, known=known).answers == alone
+        assert run_batched(target, drafter, requests, known=known).answers == alone
     assert len({token for answer in alone for token in answer.token_ids}) >= 8
 
 

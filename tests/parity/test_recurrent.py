@@ -19,7 +19,7 @@ from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.layers.recurrent import copies_states
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.train.features import FrozenTarget
-from tests.crowd import Answer, Request, check_aborted, run_alone, run_crowd
+from tests.batched import Answer, Request, check_aborted, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.parity import faults
 from tests.parity.checks import (
@@ -86,7 +86,7 @@ def test_chunks_of_the_prompt_do_not_matter(kind: str) -> None:
         assert other == whole
 
 
-def crowd_requests() -> list[Request]:
+def batched_requests() -> list[Request]:
     """Five, two with the same beginning."""
     lengths = (30, 3, 41, 17)
     prompts = [tuple(range(length, 2 * length)) for length in lengths]
@@ -127,17 +127,17 @@ class TightTarget(SequentialTarget):
         self.memory.close(key)
 
 
-def check_crowd(target: SequentialTarget) -> None:
+def check_batched(target: SequentialTarget) -> None:
     """Five at once, drafted: with and without preemption, and with some aborted, as alone."""
-    requests = crowd_requests()
+    requests = batched_requests()
     expected: list[Answer] = run_alone(target, requests)
     known = [answer.token_ids for answer in expected]
     for memory in (Memory(), TightMemory()):
         target.memory = memory
-        crowd = run_crowd(target, new_drafter(), requests, known=known, prefill_chunk=16)
-        assert crowd.answers == expected
-        assert crowd.engine.proposer.failures.num_failures == 0
-        assert bool(crowd.engine.scheduler.num_preempted) == isinstance(memory, TightMemory)
+        batched = run_batched(target, new_drafter(), requests, known=known, prefill_chunk=16)
+        assert batched.answers == expected
+        assert batched.engine.proposer.failures.num_failures == 0
+        assert bool(batched.engine.scheduler.num_preempted) == isinstance(memory, TightMemory)
     target.memory = Memory()
     check_aborted(target, new_drafter(), requests, known, (0, 1))
 
@@ -146,7 +146,7 @@ def check_crowd(target: SequentialTarget) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_five_at_once_preempted_and_aborted(kind: str) -> None:
     with new_target(kind).released_after() as target:
-        check_crowd(target)
+        check_batched(target)
         assert target._caches == {}
 
 

@@ -140,8 +140,8 @@ def test_a_kernel_gives_what_single_steps_give(name: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_nobody_reads_what_was_given_back(kind: str, num_pages: int) -> None:
     with spoiled_room():
-        crowd = together(kind, Pages(num_pages), max_tokens=60, chunk=64)
-    assert crowd.answers == alone(kind, 60)
+        batched = together(kind, Pages(num_pages), max_tokens=60, chunk=64)
+    assert batched.answers == alone(kind, 60)
 
 
 def gates_of_the_neighbor() -> AbstractContextManager[object]:

@@ -24,14 +24,14 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_states import BorderStates, PagedStates
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.crowd import (
+from tests.batched import (
     Answer,
-    Crowd,
+    Batched,
     Request,
     check_aborted,
     paged_pair,
     run_alone,
-    run_crowd,
+    run_batched,
 )
 from tests.fakes import NoisyOracleDrafter
 from tests.parity import faults
@@ -93,14 +93,14 @@ def together(
     chunk: int = 512,
     drafts: bool = True,
     num_layers: int = 4,
-) -> Crowd:
+) -> Batched:
     """Drafts fill blocks of 16; three of four are right."""
     known = [answer.token_ids for answer in alone(kind, max_tokens, num_layers)]
     drafter = NoisyOracleDrafter(15, VOCAB_SIZE, seed=3) if drafts else NoDrafter()
     model = model_of(kind, num_layers)
     with PagedTarget(model, pages).released_after() as target:
         assert not target.takes_trees
-        crowd = run_crowd(
+        batched = run_batched(
             target,
             drafter,
             requests(max_tokens),
@@ -111,8 +111,8 @@ def together(
         assert target._states is not None
         assert target._states._caches == {}
         assert target._states.borders._opened == {}
-    assert crowd.engine.proposer.failures.num_failures == 0
-    return crowd
+    assert batched.engine.proposer.failures.num_failures == 0
+    return batched
 
 
 @pytest.mark.one_in(12)
@@ -121,12 +121,12 @@ def together(
 def test_five_together_answer_as_alone(kind: str, chunk: int) -> None:
     """Rejections, beginnings taken over, and prompts in chunks of any size change no bit."""
     pages = Pages(AMPLE)
-    crowd = together(kind, pages, chunk=chunk)
-    assert crowd.answers == alone(kind)
+    batched = together(kind, pages, chunk=chunk)
+    assert batched.answers == alone(kind)
     assert pages.num_reused_tokens >= PAGE_SIZE
-    drafted = sum(answer.acceptance.num_drafted for answer in crowd.answers)
-    assert 0 < sum(answer.acceptance.num_accepted for answer in crowd.answers) < drafted
-    assert len({token for answer in crowd.answers for token in answer.token_ids}) >= 8
+    drafted = sum(answer.acceptance.num_drafted for answer in batched.answers)
+    assert 0 < sum(answer.acceptance.num_accepted for answer in batched.answers) < drafted
+    assert len({token for answer in batched.answers for token in answer.token_ids}) >= 8
 
 
 @pytest.mark.one_in(4)
@@ -142,20 +142,20 @@ def test_every_hybrid_passes_the_test_at_load(kind: str) -> None:
 @pytest.mark.parametrize("kind", TWO_LAYERS)
 def test_300_tokens(kind: str) -> None:
     """Of two layers: four take twice as long, and show no more of states or pages."""
-    crowd = together(kind, Pages(AMPLE), max_tokens=300, chunk=64, num_layers=2)
-    assert crowd.answers == alone(kind, 300, 2)
-    drafted = sum(answer.acceptance.num_drafted for answer in crowd.answers)
-    assert 0 < sum(answer.acceptance.num_accepted for answer in crowd.answers) < drafted
-    assert all(len(answer.token_ids) == 300 for answer in crowd.answers)
-    assert all(len(set(answer.token_ids)) >= 8 for answer in crowd.answers)
+    batched = together(kind, Pages(AMPLE), max_tokens=300, chunk=64, num_layers=2)
+    assert batched.answers == alone(kind, 300, 2)
+    drafted = sum(answer.acceptance.num_drafted for answer in batched.answers)
+    assert 0 < sum(answer.acceptance.num_accepted for answer in batched.answers) < drafted
+    assert all(len(answer.token_ids) == 300 for answer in batched.answers)
+    assert all(len(set(answer.token_ids)) >= 8 for answer in batched.answers)
 
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_preempted_ones_answer_as_alone(kind: str) -> None:
-    crowd = together(kind, Pages(FEW), max_tokens=60, chunk=64)
-    assert crowd.engine.scheduler.num_preempted
-    assert crowd.answers == alone(kind, 60)
+    batched = together(kind, Pages(FEW), max_tokens=60, chunk=64)
+    assert batched.engine.scheduler.num_preempted
+    assert batched.answers == alone(kind, 60)
 
 
 def test_aborted_ones_leave_the_others_alone() -> None:
@@ -177,8 +177,8 @@ def test_a_dflash_drafter_reads_features_that_were_taken_over(kind: str) -> None
     pages = Pages(AMPLE)
     target, drafter = paged_pair(model, tiny_drafter(block_size=6), pages)
     with target.released_after():
-        crowd = run_crowd(target, drafter, requests(), prefill_chunk=64)
-    assert crowd.answers == alone(kind)
+        batched = run_batched(target, drafter, requests(), prefill_chunk=64)
+    assert batched.answers == alone(kind)
     assert pages.num_reused_tokens >= PAGE_SIZE
 
 
@@ -257,8 +257,8 @@ def test_without_room_for_states_nothing_is_taken_over() -> None:
     model = model_of("Lfm2")
     pages = Pages(AMPLE)
     with PagedTarget(model, pages, state_bytes=0).released_after() as target:
-        crowd = run_crowd(target, NoDrafter(), requests(), prefill_chunk=64)
-        assert crowd.answers == alone("Lfm2")
+        batched = run_batched(target, NoDrafter(), requests(), prefill_chunk=64)
+        assert batched.answers == alone("Lfm2")
         assert isinstance(target._states, PagedStates)
         assert len(target._states.borders) == 0
     assert pages.num_reused_tokens == 0

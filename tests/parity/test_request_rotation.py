@@ -15,7 +15,7 @@ from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.crowd import Answer, Request, run_alone, run_crowd
+from tests.batched import Answer, Request, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import stock_greedy
 from tests.parity.test_architectures import build, stock_logprobs
@@ -73,7 +73,7 @@ def new_target(model: PreTrainedModel, path: str) -> PagedTarget | SequentialTar
 def together(target: PagedTarget | SequentialTarget, alone: list[Answer]) -> list[Answer]:
     known = [answer.token_ids for answer in alone]
     drafter = NoisyOracleDrafter(15, VOCAB_SIZE, seed=3)
-    return run_crowd(target, drafter, requests(), known=known, prefill_chunk=30).answers
+    return run_batched(target, drafter, requests(), known=known, prefill_chunk=30).answers
 
 
 @pytest.mark.one_in(3)
@@ -102,7 +102,7 @@ def test_the_tokens_are_those_of_transformers(kind: str) -> None:
     """Of texts on one side by `generate`; of one that crosses by one forward over all of it."""
     model = model_of(kind, torch.float64)
     with PagedTarget(model, Pages(24)).released_after() as target:
-        answers = run_crowd(target, NoDrafter(), requests()).answers
+        answers = run_batched(target, NoDrafter(), requests()).answers
     if kind == "phimoe":
         follow_the_published_code(model)
     for index in (SHORT, LONG):
@@ -128,7 +128,7 @@ def test_a_beginning_of_the_other_kind_taken_over_is_noticed(
         Pages, "_chains", lambda self, key, context, is_long: chains(self, key, context, False)
     )
     with PagedTarget(model, Pages(24)).released_after() as target:
-        found = run_crowd(target, NoDrafter(), requests()[:3]).answers
+        found = run_batched(target, NoDrafter(), requests()[:3]).answers
     assert found[CROSSING] != alone[CROSSING]
 
 

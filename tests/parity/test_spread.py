@@ -16,7 +16,7 @@ from blockdraft.models.supported import decoder_layers
 from blockdraft.models.target.loading import load_target_model
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.spread import spread
-from tests.crowd import Request, paged_pair, run_alone, run_crowd
+from tests.batched import Request, paged_pair, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.second_device import SECOND, move, second_device
 from tests.small_llm import load_llm
@@ -59,7 +59,7 @@ def test_drafted_equals_plain_and_one_device(kind: str, there: tuple[int, ...]) 
     target, drafter = paged_pair(tiny_target(kind, torch.float64), draft_model, Pages(20))
     with target.released_after():
         alone = run_alone(target, REQUESTS)
-        expected = run_crowd(target, drafter, REQUESTS).answers
+        expected = run_batched(target, drafter, REQUESTS).answers
     with over_two(kind, there) as model:
         spread(model)
         target, drafter = paged_pair(model, draft_model, Pages(20))
@@ -68,15 +68,15 @@ def test_drafted_equals_plain_and_one_device(kind: str, there: tuple[int, ...]) 
             assert places == [SECOND if i in there else FIRST for i in range(len(places))]
             target.check_row_invariance()
             assert run_alone(target, REQUESTS) == alone == expected
-            found = run_crowd(target, drafter, REQUESTS).answers
+            found = run_batched(target, drafter, REQUESTS).answers
             assert found == alone
             # It read the same features.
             assert [a.acceptance for a in found] == [a.acceptance for a in expected]
             oracle = NoisyOracleDrafter(15, VOCAB_SIZE, seed=3)
             known = [answer.token_ids for answer in alone]
-            crowd = run_crowd(target, oracle, REQUESTS, known=known)
-            assert crowd.answers == alone
-            assert sum(answer.acceptance.num_accepted for answer in crowd.answers) > 0
+            batched = run_batched(target, oracle, REQUESTS, known=known)
+            assert batched.answers == alone
+            assert sum(answer.acceptance.num_accepted for answer in batched.answers) > 0
             assert target.memory.num_reused_tokens >= PAGE_SIZE
     assert len({token for answer in alone for token in answer.token_ids}) >= 8
 

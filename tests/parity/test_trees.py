@@ -207,14 +207,15 @@ def test_trees_in_company(kind: str, dtype: torch.dtype) -> None:
         5: random_tree(draw, 30),
     }
     prompts = {key: prompt_of(length) for key, length in enumerate((7, 62, 64, 30, 90, 129))}
-    crowd = Samples("paged", kind, dtype)
-    with crowd.target.released_after():
+    batched = Samples("paged", kind, dtype)
+    with batched.target.released_after():
         for key, prompt in prompts.items():
-            crowd.open(key, prompt)
+            batched.open(key, prompt)
         rows = [
-            crowd.plan(4, chunk=50) if key == 4 else crowd.plan(key, trees[key]) for key in prompts
+            batched.plan(4, chunk=50) if key == 4 else batched.plan(key, trees[key])
+            for key in prompts
         ]
-        output = crowd.pass_over(*rows)
+        output = batched.pass_over(*rows)
         num_logits = 0
         for planned, features in zip(rows, output.features, strict=True):
             key, tree = planned.row.sequence.key, planned.tree
@@ -230,8 +231,8 @@ def test_trees_in_company(kind: str, dtype: torch.dtype) -> None:
                 places = [len(prompts[key]) + node for node in [ROOT, *path]]
                 assert same(list(features.at(places)), plain.features), (key, leaf)
                 if leaf == leaves[-1]:
-                    crowd.commit(planned, path, 0)
-                    assert same(crowd.kept(key), plain.kept), (key, leaf)
+                    batched.commit(planned, path, 0)
+                    assert same(batched.kept(key), plain.kept), (key, leaf)
         assert num_logits == len(output.logits)
 
 

@@ -18,7 +18,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.models.supported import decoder_layers
 from blockdraft.models.target.loading import load_target_model, target_without_weights
 from blockdraft.models.target.paged import PagedTarget
-from tests.crowd import Request, run_alone, run_crowd
+from tests.batched import Request, run_alone, run_batched
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import stock_greedy
 from tests.parity.test_architectures import IN_ONE_FORWARD, RECURRENT
@@ -100,7 +100,7 @@ def test_its_folder_drafts_what_it_decodes(name: str, tmp_path: Path) -> None:
         plain = run_alone(target, requests())
         drafter = NoisyOracleDrafter(15, VOCAB_SIZE, seed=3)
         known = [answer.token_ids for answer in plain]
-        drafted = run_crowd(target, drafter, requests(), known=known, prefill_chunk=7)
+        drafted = run_batched(target, drafter, requests(), known=known, prefill_chunk=7)
     assert drafted.answers == plain
     assert sum(answer.acceptance.num_accepted for answer in drafted.answers) > 10
     assert len({token for answer in plain for token in answer.token_ids}) >= 8

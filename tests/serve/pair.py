@@ -16,7 +16,7 @@ MEMORY = 0.5
 def default_llm() -> LLM:
     """As `blockdraft serve` loads it: the default target and drafter, exact, adaptive drafting.
 
-    With so little memory for keys and values that a crowd fills it.
+    With so little memory for keys and values that a batch fills it.
     """
     llm = LLM(max_concurrency=32, memory=MEMORY)
     _touch_pages(llm)

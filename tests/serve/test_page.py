@@ -96,7 +96,7 @@ def test_tokens_arrive_and_rounds_tell_what_was_drafted(page):
     assert page.evaluate("document.activeElement.getAttribute('aria-label')")
     assert page.locator("#by-position tbody tr").count() > 0
     assert page.locator("#by-kind tbody tr").count() > 0
-    assert page.locator("#said").inner_text().startswith("Answered: ")
+    assert page.locator("#status").inner_text().startswith("Answered: ")
     expect(page.locator("#server-tau")).not_to_have_text("–")
     assert figure(page, "server-tau") > 1
 

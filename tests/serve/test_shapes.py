@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 NUM_SCHEMAS = 30
 NUM_REQUESTS = 300
-CROWD = 32
+AT_ONCE = 32
 QUESTIONS = [
     "Describe a person.",
     "Give me an example.",
@@ -86,7 +86,7 @@ def test_every_constrained_answer_is_valid(client):
         jsonschema.validate(json.loads(choice.message.content), schema)
         return found.usage.completion_tokens_details.accepted_prediction_tokens
 
-    with ThreadPoolExecutor(CROWD) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         accepted = list(pool.map(answer, range(NUM_REQUESTS)))
     assert sum(accepted) > 0
 

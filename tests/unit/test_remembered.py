@@ -96,13 +96,13 @@ def _open_to_others(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [_damage_text, _damage_number, _damage_shape, _open_to_others],
     ids=lambda f: f.__name__,
 )
-def test_in_doubt_everything_is_found_out_again(path, spoil, caplog):
+def test_in_doubt_everything_is_found_out_again(path, damage, caplog):
     start(path)
-    spoil(path)
+    damage(path)
     with caplog.at_level(logging.INFO, logger="blockdraft"):
         assert start(path) == ALL
     assert "tests run again" in caplog.text

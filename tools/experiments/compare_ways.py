@@ -130,10 +130,12 @@ def describe_drafter(folder: Path) -> dict[str, Any]:
             shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
         num_parameters += sum(prod(shape) for shape in shapes)
     path = folder / "provenance.json"
-    said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    provenance = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return {
         "num_parameters": num_parameters,
-        "training": {key: said[key] for key in ("config", "result", "data") if key in said},
+        "training": {
+            key: provenance[key] for key in ("config", "result", "data") if key in provenance
+        },
     }
 
 

@@ -48,12 +48,12 @@ def _first_that_passes(settings: Settings, notes: Notes, dtype: str) -> str | No
     for rule in candidates_on(settings.device):
         try:
             with loaded(settings, (dtype, rule), adaptive=False):
-                said = _without_kernels(settings, dtype) if rule == TRITON else ""
-                said = said or PASSES
+                outcome = _without_kernels(settings, dtype) if rule == TRITON else ""
+                outcome = outcome or PASSES
         except (ModelError, RuntimeError) as error:
-            said = first_line(error)
-        notes.note("load check", dtype, rule, value=said)
-        if said == PASSES:
+            outcome = first_line(error)
+        notes.note("load check", dtype, rule, value=outcome)
+        if outcome == PASSES:
             return rule
     return None
 

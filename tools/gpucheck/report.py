@@ -296,7 +296,7 @@ def _forwards(found: Found) -> list[str]:
 
 
 def _proof(found: Found) -> list[str]:
-    rows = [[*place, said] for place, said in _by_place(found.get("load check", {}), 2)]
+    rows = [[*place, value] for place, value in _by_place(found.get("load check", {}), 2)]
     lines = _table(["precision", "rule", "the check of a load"], rows)
     dtype, rule = found.get("taken") or ("nothing", None)
     lines += ["", f"Proven with: {dtype}, {'exact off' if rule is None else f'rule: {rule}'}"]

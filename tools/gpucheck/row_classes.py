@@ -60,14 +60,12 @@ def row_classes(run: Callable[[int], list[Tensor]], tried: Sequence[int]) -> Row
     return RowClasses(tuple(tried), tuple(kinds), any_place)
 
 
-def classes_of(
-    product: Product, company: Tensor, probe: Tensor, tried: Sequence[int]
-) -> RowClasses:
-    """Of a function of rows: `probe` [width] stands among so many of `company` [most, width]."""
+def classes_of(product: Product, company: Tensor, row: Tensor, tried: Sequence[int]) -> RowClasses:
+    """Of a function of rows: `row` [width] stands among so many of `company` [most, width]."""
 
     def run(number: int) -> list[Tensor]:
         rows, places = company[:number].clone(), sorted({0, number // 2, number - 1})
-        rows[places] = probe
+        rows[places] = row
         output = product(rows)
         return [output[place] for place in places]
 

@@ -30,8 +30,8 @@ from gpucheck.settings import ModelSize, Settings
 TIMED_ROWS = (1, 32, 512)
 SOFTMAX_KEYS = (64, 256, 1024, 1088, 4096)
 KEY_TILES = (64, 128, 1024, 2**31)
-PROBE_PAGES = 2
-"""Pages that the probed row sees; the ones behind are hidden."""
+SEEN_PAGES = 2
+"""Pages that the row sees; the ones behind are hidden."""
 PAGE = 64
 ATTENTION_ROWS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
 ALL_DTYPES = {**DTYPES, "float16": torch.float16}
@@ -66,13 +66,13 @@ def _linears(settings: Settings, notes: Notes, name: str, model: str, size: Mode
 def _linear(settings: Settings, dtype: torch.dtype, shape: tuple[int, int]) -> dict[str, object]:
     """Classes of each way to multiply, and milliseconds where a GPU makes them worth knowing."""
     weight = _random(settings, shape, dtype, shape[1] ** -0.5)
-    company, probe = _rows(settings, shape[1], dtype)
+    company, row = _rows(settings, shape[1], dtype)
 
     def plain(rows: Tensor) -> Tensor:
         return F.linear(rows, weight)
 
     def classes(product: Product, tried: tuple[int, ...]) -> str:
-        return str(classes_of(product, company, probe, tried))
+        return str(classes_of(product, company, row, tried))
 
     found: dict[str, object] = {"plain": classes(plain, settings.rows)}
     if settings.device == "cuda" and dtype != torch.float32:
@@ -129,15 +129,15 @@ def _operations(settings: Settings, notes: Notes, name: str, model: str, size: M
         "gate": (lambda x: backend.gate(x, F.silu), 2 * size.intermediate),
         "rotation": (_rotated, size.head_dim * size.heads),
     }
-    company, probe = _rows(settings, max(width for _, width in products.values()), dtype)
+    company, row = _rows(settings, max(width for _, width in products.values()), dtype)
     for what, (product, width) in products.items():
-        found = classes_of(product, company[:, :width], probe[:width], settings.rows)
+        found = classes_of(product, company[:, :width], row[:width], settings.rows)
         notes.note("operations", name, model, what, value=str(found))
     if name != settings.dtypes[0]:
         return
-    company, probe = _rows(settings, max(SOFTMAX_KEYS), torch.float32)
+    company, row = _rows(settings, max(SOFTMAX_KEYS), torch.float32)
     for keys in SOFTMAX_KEYS:
-        found = classes_of(_softmax, company[:, :keys], probe[:keys], settings.rows)
+        found = classes_of(_softmax, company[:, :keys], row[:keys], settings.rows)
         notes.note("softmax in float32", f"{keys} keys", value=str(found))
     notes.note("softmax in float32", "keys hidden behind 64", value=str(_hidden_keys(settings)))
 
@@ -220,7 +220,7 @@ class _Attention:
             for kept in (self._key, self._value)
         )
         bias = torch.zeros(batch, rows, keys, dtype=torch.float32, device=key.device)
-        bias[:, :, PROBE_PAGES * PAGE - 7 :] = -torch.inf
+        bias[:, :, SEEN_PAGES * PAGE - 7 :] = -torch.inf
         scoring = Scoring(size.head_dim**-0.5)
         return [grouped_attention(query, key, value, bias, scoring)[:, 0, :, 0]]
 

@@ -60,13 +60,11 @@ def _operations(settings: Settings, notes: Notes, name: str, model: str, size: M
             measure(what, width, make)
 
     def measure(what: str, width: int, make: Callable[[Backend], Product]) -> None:
-        rows, probe = company[1:, :width], company[0, :width]
+        rows, row = company[1:, :width], company[0, :width]
         theirs, ours = make(reference), make(kernels)
         expected, found = theirs(rows[:64]), ours(rows[:64])
         error = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
-        notes.note(
-            "bits", name, model, what, value=str(classes_of(ours, rows, probe, settings.rows))
-        )
+        notes.note("bits", name, model, what, value=str(classes_of(ours, rows, row, settings.rows)))
         notes.note("largest error", name, model, what, value=f"{float(error):.2g}")
         for way, product in (("torch", theirs), ("Triton", ours)):
             for number in TIMED_ROWS:

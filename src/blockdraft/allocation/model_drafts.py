@@ -24,10 +24,10 @@ _TRY_DEPTH = 3
 """In a try, at least so many nodes of the first path are verified."""
 _TRY_STEPS, _MOST_TRY_STEPS = 16, 64
 """A sequence is not tried again for _TRY_STEPS steps: tries spend what drafting has gained
-elsewhere, and must not spend all of it. Where candidates are known without a model, and in a crowd,
-there is one pause for all sequences. It doubles with each try until drafting pays, up to
+elsewhere, and must not spend all of it. Where candidates are known without a model, and with many
+sequences, there is one pause for all of them. It doubles with each try until drafting pays, up to
 _MOST_TRY_STEPS."""
-_SHARE_BESIDE_FREE, _SHARE_IN_CROWDS = 1 / 500, 1 / 250
+_SHARE_BESIDE_FREE, _SHARE_IN_BATCHES = 1 / 500, 1 / 250
 """Nor do tries take more than this share of the time there. The first try of a sequence projects
 the features of its whole prompt, which may take as long as a step of many sequences."""
 _SURPRISE = 1.0
@@ -256,7 +256,7 @@ class ModelDrafts:
             self._tries.restart()
         elif _share_tries(prices, free):
             lost = min(lost, _OUTLIER * max(offer.loss, prices.plain_seconds))
-            share = _SHARE_BESIDE_FREE if free.has_any else _SHARE_IN_CROWDS
+            share = _SHARE_BESIDE_FREE if free.has_any else _SHARE_IN_BATCHES
             least = math.ceil(max(lost, 0.0) / (share * prices.plain_seconds))
             self._tries.wait_until(self._num_steps + least)
 

@@ -125,9 +125,10 @@ def read_result(path: Path) -> Result:
         ) from error
     kind = values.get("result") if isinstance(values, dict) else None
     if kind not in KINDS:
-        said = "does not say which result it is" if kind is None else f"is a {kind!r} result"
+        mistake = "does not say which result it is" if kind is None else f"is a {kind!r} result"
         raise ConfigError(
-            f"{path} {said}; give files that --output of a bench command wrote: {', '.join(KINDS)}"
+            f"{path} {mistake}; give files that --output of a bench command wrote: "
+            f"{', '.join(KINDS)}"
         )
     version = values.get("result_version")
     if version != VERSION:

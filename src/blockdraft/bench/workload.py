@@ -58,16 +58,16 @@ def read_workload(path: Path) -> list[BenchPrompt]:
 
 def _prompt(row: Mapping[str, Any], path: Path, number: int, name: str) -> BenchPrompt:
     row = without_nulls(row)
-    said = read_conversation(row, path, number)
+    conversation = read_conversation(row, path, number)
     return BenchPrompt(
         id=str(row.get("id", f"{name}-{number}")),
         category=str(row.get("category", name)),
-        text=said.turns[0],
-        later=said.turns[1:],
+        text=conversation.turns[0],
+        later=conversation.turns[1:],
         reference=_text(row, "reference"),
         test=_text(row, "test"),
         entry_point=_text(row, "entry_point"),
-        system=said.system,
+        system=conversation.system,
         tools=_tools(row),
     )
 

@@ -129,5 +129,5 @@ def _after(
     if completion.error is not None:
         print(f"[{completion.error}; this turn is forgotten]", file=sys.stderr)
         return messages
-    said = as_sent_back(llm.tokenizer, asked_ids, completion.token_ids, completion.text)
-    return [*asked, {"role": "assistant", "content": said}]
+    answer = as_sent_back(llm.tokenizer, asked_ids, completion.token_ids, completion.text)
+    return [*asked, {"role": "assistant", "content": answer}]

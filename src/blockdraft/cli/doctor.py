@@ -75,11 +75,11 @@ def _print(found: "Examination") -> None:
     print(f"{display_name(found.pair.config.target)} drafted by {drafter}")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for check in found.checks:
-        said = Text(check.found)
+        cell = Text(check.found)
         if check.remedy:
-            said.append(f"\n→ {check.remedy}", style="bold" if check.mark == "out" else "")
+            cell.append(f"\n→ {check.remedy}", style="bold" if check.mark == "out" else "")
         mark = Text(f"{SIGNS[check.mark]} {check.mark}", style=_COLORS[check.mark])
-        table.add_row(mark, Text(check.name), said)
+        table.add_row(mark, Text(check.name), cell)
     console.print(table)
     print(verdict(found.checks))
     print(f"{found.seconds:.0f} s")

@@ -17,6 +17,6 @@ def says_how_to_go_on(line: Callable[[], str | None]) -> Iterator[None]:
         with sigterm_raises():
             yield
     except KeyboardInterrupt as error:
-        if said := line():
-            tell_why_it_ends(said)
+        if message := line():
+            tell_why_it_ends(message)
         raise typer.Exit(exit_status(error)) from error

@@ -61,12 +61,12 @@ class SmoothWriter:
             self._error = error
 
     def _wait_for_text(self) -> str | None:
-        """The next text that is due; None when all is out."""
+        """The next text whose time has come; None when all is out."""
         with self._changed:
             while True:
-                due = self._pacer.next_due
-                if due is None and self._is_closing:
+                at = self._pacer.next_at
+                if at is None and self._is_closing:
                     return None
-                if due is not None and (self._is_hurried or due <= monotonic()):
+                if at is not None and (self._is_hurried or at <= monotonic()):
                     return self._pacer.pop(float("inf") if self._is_hurried else monotonic())
-                self._changed.wait(None if due is None else max(0.0, due - monotonic()))
+                self._changed.wait(None if at is None else max(0.0, at - monotonic()))

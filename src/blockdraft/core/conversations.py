@@ -61,13 +61,13 @@ def read_conversation(row: Mapping[str, Any], path: Path, number: int) -> Conver
         ConfigError: it holds none, or a turn is empty or no text.
     """
     row = without_nulls(row)
-    said, system = _read_said(row, path, number), row.get("system")
-    if said.system is None and isinstance(system, str) and system.strip():
-        return replace(said, system=system)
-    return said
+    conversation, system = _read_turns(row, path, number), row.get("system")
+    if conversation.system is None and isinstance(system, str) and system.strip():
+        return replace(conversation, system=system)
+    return conversation
 
 
-def _read_said(row: Mapping[str, Any], path: Path, number: int) -> Conversation:
+def _read_turns(row: Mapping[str, Any], path: Path, number: int) -> Conversation:
     if chat := _chat_of(row):
         return _read_chat(chat, path, number)
     asked = [key for key in _QUESTIONS if key in row]

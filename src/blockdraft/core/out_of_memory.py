@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from blockdraft.core.errors import ConfigError
 
-_SAID = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+_MESSAGES = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
 """In lower case, what torch, the system and CUDA's libraries say in errors of other types."""
 
 
@@ -14,9 +14,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True if less work at once, or more memory, could have succeeded."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    said = str(error).lower()
-    is_said = isinstance(error, RuntimeError) and any(words in said for words in _SAID)
-    return is_said or isinstance(error, MemoryError)
+    message = str(error).lower()
+    is_known = isinstance(error, RuntimeError) and any(words in message for words in _MESSAGES)
+    return is_known or isinstance(error, MemoryError)
 
 
 @contextmanager

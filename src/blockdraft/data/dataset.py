@@ -78,10 +78,10 @@ def read_examples(
     files = [file for path in paths for file in files_of(path)]
     if sum(file.stat().st_size for file in files if file.exists()) < SMALL_BYTES:
         return TextStore(_read(paths, Writer(), min_response_len, max_len))
-    said = [FORMAT, min_response_len, max_len, *map(str, map(file_sha256, files))]
+    inputs = [FORMAT, min_response_len, max_len, *map(str, map(file_sha256, files))]
     # A folder of answers that were answered anew holds older ones too, which its file does not say.
-    said += [str(path.is_dir()) for path in paths]
-    folder = cache_dir() / "texts" / hashlib.sha256(repr(said).encode()).hexdigest()[:32]
+    inputs += [str(path.is_dir()) for path in paths]
+    folder = cache_dir() / "texts" / hashlib.sha256(repr(inputs).encode()).hexdigest()[:32]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"), full_disk_refused(folder.parent):
         if not folder.exists():

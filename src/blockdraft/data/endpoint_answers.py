@@ -174,10 +174,10 @@ class Endpoint:
         try:
             with _OPENER.open(self._request(path, body), timeout=timeout) as response:
                 for line in response:
-                    said = line.decode("utf-8").strip().removeprefix("data:").strip()
-                    if said.startswith("{"):
-                        yield json.loads(said)
-                    elif said == "[DONE]":
+                    event = line.decode("utf-8").strip().removeprefix("data:").strip()
+                    if event.startswith("{"):
+                        yield json.loads(event)
+                    elif event == "[DONE]":
                         return
         except HTTPError as error:
             with error:

@@ -80,15 +80,21 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
         if not isinstance(row["text"], str) or not row["text"].strip():
             raise bad_row(path, number, "its text is empty", "give some text, or delete that line")
         return Prompt(id=id_, set=name, text=row["text"], is_plain=True)
-    said = read_conversation(row, path, number)
-    return Prompt(id=id_, set=name, text=said.turns[0], later=said.turns[1:], system=said.system)
+    conversation = read_conversation(row, path, number)
+    return Prompt(
+        id=id_,
+        set=name,
+        text=conversation.turns[0],
+        later=conversation.turns[1:],
+        system=conversation.system,
+    )
 
 
 def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
     """The first of those that say the same but for case and white space."""
     kept: dict[object, Prompt] = {}
     for prompt in prompts:
-        kept.setdefault(_said(prompt), prompt)
+        kept.setdefault(_content(prompt), prompt)
     return list(kept.values())
 
 
@@ -100,10 +106,10 @@ def with_own_ids(prompts: Iterable[Prompt]) -> list[Prompt]:
     owners: dict[str, object] = {}
     named = []
     for prompt in prompts:
-        said = _said(prompt)
+        content = _content(prompt)
         names = [turn_id(prompt, turn) for turn in range(len(prompt.turns))]
-        if any(owners.setdefault(name, said) != said for name in names):
-            digest = hashlib.sha256(repr(said).encode()).hexdigest()[:12]
+        if any(owners.setdefault(name, content) != content for name in names):
+            digest = hashlib.sha256(repr(content).encode()).hexdigest()[:12]
             prompt = replace(prompt, id=f"{prompt.id}-{digest}")
         named.append(prompt)
     return named
@@ -114,7 +120,7 @@ def turn_id(prompt: Prompt, turn: int) -> str:
     return prompt.id if turn == 0 else f"{prompt.id}+turn{turn + 1}"
 
 
-def _said(prompt: Prompt) -> object:
+def _content(prompt: Prompt) -> object:
     """What makes two prompts the same, but for case and white space."""
     texts = ("" if prompt.system is None else prompt.system, *prompt.turns)
     return prompt.is_plain, tuple(" ".join(text.casefold().split()) for text in texts)
@@ -204,10 +210,10 @@ def user_opening(tokenizer: PreTrainedTokenizerBase) -> str:
     Raises:
         ConfigError: the template changes the words it is given.
     """
-    probe = "blockdraft-user-turn"
-    text = _in_template(tokenizer, [{"role": "user", "content": probe}], tokenize=False)
+    turn = "blockdraft-user-turn"
+    text = _in_template(tokenizer, [{"role": "user", "content": turn}], tokenize=False)
     assert isinstance(text, str)
-    head, found, _ = text.partition(probe)
+    head, found, _ = text.partition(turn)
     if not found:
         raise ConfigError("the chat template rewrites user turns; give prompts from files instead")
     return head

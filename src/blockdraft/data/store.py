@@ -185,18 +185,18 @@ class TextStore(Sequence[Example]):
         counts, firsts = np.zeros(0, np.int64), np.zeros(0, np.int64)
         seen = 0
         for tokens, is_answer in self.tokens():
-            said = tokens[is_answer]
-            if not len(said):
+            answer_ids = tokens[is_answer]
+            if not len(answer_ids):
                 continue
-            size = max(len(counts), int(said.max()) + 1)
+            size = max(len(counts), int(answer_ids.max()) + 1)
             counts = np.pad(counts, (0, size - len(counts)))
             firsts = np.pad(firsts, (0, size - len(firsts)), constant_values=-1)
-            counts += np.bincount(said, minlength=size)
+            counts += np.bincount(answer_ids, minlength=size)
             here = np.full(size, -1)
             # Of several values for one place the last one stays.
-            here[said[::-1]] = np.arange(len(said))[::-1] + seen
+            here[answer_ids[::-1]] = np.arange(len(answer_ids))[::-1] + seen
             firsts = np.where(firsts < 0, here, firsts)
-            seen += len(said)
+            seen += len(answer_ids)
         found = np.flatnonzero(counts)
         found = found[np.argsort(firsts[found])]
         return Counter(dict(zip(found.tolist(), counts[found].tolist(), strict=True)))

@@ -43,8 +43,8 @@ def asked_turns(
             is_whole = len(before) == turn and all(answer.response_ids for answer in before)
             if len(prompt.turns) <= turn or not is_whole:
                 continue
-            said = [as_sent_back(serving, a.prompt_ids, a.response_ids or ()) for a in before]
-            yield keys[-1], prompt, prompt_ids(tokenizer, prompt, said, config.thinking)
+            sent_back = [as_sent_back(serving, a.prompt_ids, a.response_ids or ()) for a in before]
+            yield keys[-1], prompt, prompt_ids(tokenizer, prompt, sent_back, config.thinking)
 
 
 def num_broken_off(config: DataConfig, prompts: Sequence[Prompt], answered: Answered) -> int:
@@ -118,7 +118,7 @@ def check_same_prompts(
 
 
 def _is_dated(
-    tokenizer: PreTrainedTokenizerBase, said: str, one: Sequence[int], other: Sequence[int]
+    tokenizer: PreTrainedTokenizerBase, asked: str, one: Sequence[int], other: Sequence[int]
 ) -> bool:
     """True if two prompts may be one of two days: they end alike from what the user said on.
 
@@ -127,5 +127,5 @@ def _is_dated(
     if "strftime_now" not in str(tokenizer.chat_template):
         return False
     before, now = tokenizer.decode(one), tokenizer.decode(other)
-    _, found, end = now.rpartition(said.strip())
+    _, found, end = now.rpartition(asked.strip())
     return bool(found) and before.endswith(found + end)

@@ -55,17 +55,17 @@ def _prompt(row: dict[str, Any], path: Path, number: int, name: str) -> ProofPro
     row = without_nulls(row)
     raw = taken("raw", bool, False)
     if raw and isinstance(row.get("prompt"), str) and row["prompt"]:
-        said = Conversation((row["prompt"],))  # blanks alone will do where no template is
+        conversation = Conversation((row["prompt"],))  # blanks alone will do where no template is
     else:
-        said = read_conversation(row, path, number)
+        conversation = read_conversation(row, path, number)
     return ProofPrompt(
         id=str(row.get("id", f"{name}-{number}")),
         kind=str(row.get("kind", row.get("category", name))),
-        text=said.turns[0],
+        text=conversation.turns[0],
         raw=raw,
         take=taken("take", int, None),
         thinking=taken("thinking", bool, None),
-        system=said.system,
+        system=conversation.system,
     )
 
 

@@ -288,8 +288,8 @@ ERRORS: Responses = {
 """Of every route. The range leaves no place for FastAPI's own 422, which is never sent."""
 
 ANTHROPIC_ERRORS: Responses = {
-    status: {"model": AnthropicError, "description": said["description"]}
-    for status, said in ERRORS.items()
+    status: {"model": AnthropicError, "description": error["description"]}
+    for status, error in ERRORS.items()
 }
 
 METRICS: Responses = {

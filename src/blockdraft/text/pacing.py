@@ -17,7 +17,7 @@ WINDOW = 8
 @dataclass(frozen=True, slots=True)
 class _Piece:
     text: str
-    due: float
+    at: float
 
 
 class Pacer:
@@ -30,12 +30,12 @@ class Pacer:
         self._max_delay = max_delay
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
         self._pieces: deque[_Piece] = deque()
-        self._last_due = 0.0
+        self._last_at = 0.0
 
     @property
-    def next_due(self) -> float | None:
+    def next_at(self) -> float | None:
         """When the next piece leaves; None while there is none."""
-        return self._pieces[0].due if self._pieces else None
+        return self._pieces[0].at if self._pieces else None
 
     def push(self, text: str, num_tokens: int, now: float) -> None:
         """Take a burst of text that arrived now; it leaves in as many pieces as it has tokens."""
@@ -43,9 +43,9 @@ class Pacer:
         interval = self._seconds_per_token()
         for index, piece in enumerate(_split(text, num_tokens)):
             # The first leaves when the burst before is out; none overtakes, none is too late.
-            due = max(now, self._last_due + interval) if index else max(now, self._last_due)
-            self._last_due = min(due, now + self._max_delay)
-            self._pieces.append(_Piece(piece, self._last_due))
+            at = max(now, self._last_at + interval) if index else max(now, self._last_at)
+            self._last_at = min(at, now + self._max_delay)
+            self._pieces.append(_Piece(piece, self._last_at))
 
     def _seconds_per_token(self) -> float:
         """Recent seconds a token; 0 before the second burst."""
@@ -55,11 +55,11 @@ class Pacer:
         return (last - first) / num_tokens if num_tokens else 0.0
 
     def pop(self, now: float) -> str:
-        """All text that is due."""
-        due = []
-        while self._pieces and self._pieces[0].due <= now:
-            due.append(self._pieces.popleft().text)
-        return "".join(due)
+        """All text whose time has come."""
+        texts = []
+        while self._pieces and self._pieces[0].at <= now:
+            texts.append(self._pieces.popleft().text)
+        return "".join(texts)
 
 
 def _split(text: str, num_pieces: int) -> list[str]:

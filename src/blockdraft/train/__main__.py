@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         logging.getLogger("blockdraft").setLevel(logging.INFO if is_main else logging.WARNING)
         run = resolve_run(asked.settings)
         with sigterm_raises():
-            said = _said(run, asked)
+            text = _described(run, asked)
     except KeyboardInterrupt as stop:
         if is_main:
             line = how_to_go_on(run) if run else "interrupted"
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"blockdraft: {' '.join(str(error).split())}\n")
         return exit_status(error)
     if is_main:
-        sys.stdout.write(f"{said}\n")
+        sys.stdout.write(f"{text}\n")
     return 0
 
 
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _said(run: RunFile, asked: argparse.Namespace) -> str:
+def _described(run: RunFile, asked: argparse.Namespace) -> str:
     """What to print at the end: the plan, or the drafter's folder."""
     if asked.plan:
         return json.dumps(estimate_run(run.train, run.answers).to_dict(), indent=2)

@@ -195,11 +195,11 @@ def _copy_layer(mine: DraftLayer, theirs: nn.Module) -> None:
     for name in _NORMS_OF_HEADS - weights.keys():
         weights[name] = _size_of_heads(weights, name, len(wanted[name]))
     weights |= {name: own for name, own in wanted.items() if name.startswith(_CONVOLUTIONS)}
-    probe = torch.randn(4, len(weights["input_layernorm.weight"]))
+    rows = torch.randn(4, len(weights["input_layernorm.weight"]))
     plain = mine.input_layernorm
     mine.load_state_dict(weights)
     norm = theirs.get_submodule("input_layernorm")
-    ours, expected = plain(probe), norm(probe.to(weights["input_layernorm.weight"])).to(probe)
+    ours, expected = plain(rows), norm(rows.to(weights["input_layernorm.weight"])).to(rows)
     if not torch.allclose(ours, expected, rtol=2e-2, atol=2e-2):
         raise _other_kind("input_layernorm.weight", "another kind of norm")
 

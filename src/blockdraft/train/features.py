@@ -175,7 +175,7 @@ class FeatureCache:
         with full_disk_refused(folder):
             itemsize = self._target.embed_weight.dtype.itemsize
             reserve_disk(states, self._starts[-1] * self._width * itemsize)
-            # torch spoils the first byte of a file that it lengthens; new flags read as zero.
+            # torch overwrites the first byte of a file that it lengthens; new flags read as zero.
             filled.touch()
             os.truncate(filled, len(self._examples))
             write_whole(folder / KEY, json.dumps(key))

@@ -15,7 +15,12 @@ from blockdraft.core.config import Thinking
 from blockdraft.core.errors import RequestError
 from blockdraft.data.identity import template_sha256
 from blockdraft.data.shards import told_thinking
-from blockdraft.engine.probe import describe_probe, encode_probe, read_probe, run_probe
+from blockdraft.engine.bundled_prompts import (
+    answer_bundled,
+    describe_answers,
+    encode_bundled,
+    read_bundled,
+)
 from blockdraft.engine.trained_thinking import MIXED
 from blockdraft.models.draft.checkpoint import read_provenance, write_provenance
 from blockdraft.models.fingerprint import weights_sha256
@@ -51,7 +56,7 @@ def describe_target(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
 def write_expected(
     folder: Path, config: TrainConfig, model: PreTrainedModel, tick: Callable[[], object]
 ) -> None:
-    """Probe the drafter in a folder, and add tau of each category to its provenance.
+    """Measure the drafter in a folder, and add tau of each category to its provenance.
 
     Nothing happens if it is there already, or if the target cannot take the bundled prompts.
 
@@ -65,12 +70,12 @@ def write_expected(
     told = facts["target"]["thinking"]
     thinking: Thinking = told if told in ("on", "off") else "template"
     try:
-        encoded = encode_probe(tokenizer, read_probe(), thinking)
+        encoded = encode_bundled(tokenizer, read_bundled(), thinking)
         with serving(model, folder) as engine:
-            answers = run_probe(engine, encoded, tokenizer.eos_ids, tick)
+            answers = answer_bundled(engine, encoded, tokenizer.eos_ids, tick)
     except RequestError as error:
         logger.warning("what to expect of the drafter is not known: %s", error)
         return
     write_provenance(
-        folder, facts | {"expected": {"thinking": thinking, **describe_probe(answers)}}
+        folder, facts | {"expected": {"thinking": thinking, **describe_answers(answers)}}
     )

@@ -18,9 +18,9 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.data.prompts import Prompt, check_template, prompt_ids, read_prompts
 from blockdraft.data.shards import told_thinking
 from blockdraft.data.store import Example
+from blockdraft.engine.bundled_prompts import decode_alone
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.load import make_drafter, make_target
-from blockdraft.engine.probe import decode_alone
 from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.supported import context_of
@@ -68,7 +68,7 @@ class RealDecoding:
         eos_ids: end an answer.
         prompts: to decode.
         max_tokens: decoded for each.
-        said: what the prompts say, whatever their tokens.
+        asked: what the prompts say, whatever their tokens.
 
     `prompts_sha256` tells what is decoded from other measurements; empty without prompts.
     """
@@ -79,13 +79,13 @@ class RealDecoding:
         eos_ids: frozenset[int],
         prompts: Sequence[Encoded],
         max_tokens: int,
-        said: str,
+        asked: str,
     ) -> None:
         self._model = model
         self._eos_ids = eos_ids
         self._prompts = prompts
         self._params = SamplingParams(max_tokens=max_tokens)
-        name = f"{said} {max_tokens}".encode()
+        name = f"{asked} {max_tokens}".encode()
         self.prompts_sha256 = hashlib.sha256(name).hexdigest() if prompts else ""
 
     def measure(self, drafter: Saved, tick: Callable[[], object]) -> TrueTau:
@@ -156,10 +156,10 @@ def real_decoding(
     prompts = prompts_to_decode(config, model, held_out)
     eos_ids = load_tokenizer(config.target).eos_ids
     # By what is said: a template may write today's date into the tokens.
-    said = repr(_read_named(config) if config.tau_prompts else prompts)
+    asked = repr(_read_named(config) if config.tau_prompts else prompts)
     if config.tau_prompts and (thinking := _thinking_of(config)) != "template":
-        said += f" thinking {thinking}"
-    return RealDecoding(model, eos_ids, prompts, config.tau_max_tokens, said)
+        asked += f" thinking {thinking}"
+    return RealDecoding(model, eos_ids, prompts, config.tau_max_tokens, asked)
 
 
 def prompts_to_decode(

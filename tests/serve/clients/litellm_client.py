@@ -44,11 +44,11 @@ def chat():
     details = whole.usage.completion_tokens_details
     assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0
 
-    async def crowd():
+    async def batched():
         call = {"model": f"hosted_vllm/{model}", "messages": MESSAGES, "temperature": 0} | SERVER
         return await asyncio.gather(*(litellm.acompletion(**call) for _ in range(8)))
 
-    assert {answer.choices[0].message.content for answer in asyncio.run(crowd())} == {text}
+    assert {answer.choices[0].message.content for answer in asyncio.run(batched())} == {text}
 
 
 def texts():

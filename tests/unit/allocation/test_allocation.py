@@ -123,7 +123,7 @@ def test_every_number_is_looked_at():
     assert prices.best(gains, branches, 0.0).num_candidates == 2
 
 
-def test_crowds_leave_out_candidates_that_raise_the_rate_by_next_to_nothing():
+def test_batches_leave_out_candidates_that_raise_the_rate_by_next_to_nothing():
     points = [(1, 0.010), (2, 0.0105), (3, 0.011), (4, 0.0115)]
     costs = StepCosts(points, points, [(6, 1e-6)])
     for num, gain, num_taken in (
@@ -1012,7 +1012,7 @@ def test_a_machine_that_stood_still_in_a_try_puts_no_end_to_tries():
     assert len(tries(policy, 0.1, 2500)) > 2
 
 
-def test_tries_of_a_crowd_take_little_and_follow_each_other_where_one_surprises():
+def test_tries_of_a_batch_take_little_and_follow_each_other_where_one_surprises():
     """Nobody knows before that the drafter has become good."""
     policy = best_rate(CPU)
     bad = simulate(policy, CPU, lambda key, now: [0.03] * 5, 8, seconds=40)
@@ -1050,7 +1050,7 @@ def test_luck_of_other_drafters_does_not_make_the_tries_of_a_model_more_frequent
 
 
 @pytest.mark.parametrize(("num", "asks_often"), [(4, True), (16, False)])
-def test_most_steps_of_a_crowd_ask_nobody_where_nothing_pays(num, asks_often):
+def test_most_steps_of_a_batch_ask_nobody_where_nothing_pays(num, asks_often):
     policy, asked = best_rate(CPU), []
     ask = policy.ask
 
@@ -1064,7 +1064,7 @@ def test_most_steps_of_a_crowd_ask_nobody_where_nothing_pays(num, asks_often):
     assert num_asked == 300 if asks_often else 0 < num_asked < 75
 
 
-def test_in_a_crowd_weighing_pauses_where_it_finds_nothing(monkeypatch):
+def test_in_a_batch_weighing_pauses_where_it_finds_nothing(monkeypatch):
     may_pay = Offers.may_pay
 
     def weighed(num: int, num_steps: int) -> list[int]:
@@ -1106,7 +1106,7 @@ def test_attempts_that_lead_to_nothing_come_ever_more_seldom():
 
 
 def test_what_is_held_against_predictions_fades_while_none_is_used():
-    """In a crowd one step of many sure candidates that are all wrong is much."""
+    """In a batch one step of many sure candidates that are all wrong is much."""
     trust = Trust()
     trust.record(16, 80.0, 0.0)
     low = trust(16)
@@ -1116,7 +1116,7 @@ def test_what_is_held_against_predictions_fades_while_none_is_used():
     assert trust(16) > 0.75
 
 
-def test_a_bad_moment_of_a_crowd_does_not_end_all_drafts_for_good():
+def test_a_bad_moment_of_a_batch_does_not_end_all_drafts_for_good():
     policy = best_rate(CPU, 15)
     policy._model._trust[False].record(8, 200.0, 0.0)
     result = simulate(policy, CPU, always(*[0.9] * 5), 8, seconds=60)

@@ -159,14 +159,14 @@ def test_the_command_lists_its_traffic_and_goes_on(arguments, monkeypatch):
 def test_a_different_output_ends_the_command_with_1(arguments, monkeypatch):
     real = traffic._play
 
-    def spoilt(decoder, way, *rest):
+    def damaged(decoder, way, *rest):
         play = real(decoder, way, *rest)
         if way == PLAIN:
             return play
         first, *others = play.answers
         return Play(play.wall_seconds, (Answer((0, *first.token_ids[1:]), first.timed), *others))
 
-    monkeypatch.setattr(traffic, "_play", spoilt)
+    monkeypatch.setattr(traffic, "_play", damaged)
     result = run(*arguments)
     assert result.exit_code == 1
     assert "14/16" in result.stdout

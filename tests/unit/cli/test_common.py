@@ -116,13 +116,13 @@ def program(code, *arguments, **variables):
 
 
 def test_a_fault_of_ours_is_no_answer_no():
-    spoil = "import blockdraft.cli.models as models\nmodels.CATALOG = None"
-    found = program(spoil, "models", "list")
+    damage = "import blockdraft.cli.models as models\nmodels.CATALOG = None"
+    found = program(damage, "models", "list")
     assert found.returncode == FAILED
     (line,) = found.stderr.splitlines()
     assert "AttributeError" in line
     assert "`blockdraft env`" in line
-    assert "Traceback" in program(spoil, "models", "list", "-v").stderr
+    assert "Traceback" in program(damage, "models", "list", "-v").stderr
 
 
 def test_what_the_encoding_of_the_output_lacks_is_no_fault():
@@ -138,7 +138,7 @@ def test_what_the_encoding_of_the_output_lacks_is_no_fault():
 
 def test_an_interrupt_while_libraries_are_imported_is_one_line():
     """Whatever the import makes of the exception, or does with it."""
-    spoil = (
+    damage = (
         "import os, signal, types\n"
         "class Swallowing:\n"
         "    def find_spec(self, name, *_):\n"
@@ -149,7 +149,7 @@ def test_an_interrupt_while_libraries_are_imported_is_one_line():
         "import blockdraft.cli.options as options\n"
         "options.resolve_model = options.resolve_drafter = lambda *_: None\n"
     )
-    found = program(spoil, "generate", "-q", "hi")
+    found = program(damage, "generate", "-q", "hi")
     assert (found.returncode, found.stderr) == (130, "blockdraft: interrupted\n")
 
 
@@ -175,7 +175,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
 
 
 @pytest.mark.parametrize(
-    ("spoil", "arguments", "status"),
+    ("damage", "arguments", "status"),
     [
         ("", ["verify", os.devnull], MISTAKE),
         ("", ["generate", "--nope"], MISTAKE),
@@ -183,10 +183,10 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
     ],
     ids=["file", "option", "bug"],
 )
-def test_a_mistake_that_nobody_reads_is_no_answer_no(spoil, arguments, status):
+def test_a_mistake_that_nobody_reads_is_no_answer_no(damage, arguments, status):
     """Where the reader of standard error has left."""
     leave = "import os\nread, write = os.pipe(); os.close(read); os.dup2(write, 2)\n"
-    found = program(leave + spoil, *arguments)
+    found = program(leave + damage, *arguments)
     assert (found.returncode, found.stdout) == (status, "")
 
 

@@ -352,14 +352,14 @@ def test_guesses_that_are_padding(pair, monkeypatch):
 
 
 def test_a_target_that_ends_its_answers_at_once(pair, monkeypatch):
-    read, run = examination.read_probe, examination.run_probe
+    read, run = examination.read_bundled, examination.answer_bundled
 
     def ended(*arguments):
         first = [replace(one, output_ids=one.output_ids[:1]) for one in run(*arguments)]
         return [replace(one, acceptance=AcceptanceStats()) for one in first]
 
-    monkeypatch.setattr(examination, "read_probe", lambda: read()[:1])
-    monkeypatch.setattr(examination, "run_probe", ended)
+    monkeypatch.setattr(examination, "read_bundled", lambda: read()[:1])
+    monkeypatch.setattr(examination, "answer_bundled", ended)
     checks = look(pair, quick=False)
     assert names(checks) == []
     assert checks["layer ids"].found.endswith("as in training")

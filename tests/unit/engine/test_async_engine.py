@@ -69,14 +69,14 @@ def test_requests_in_a_batch_get_what_each_gets_alone(small):
     texts = ["abc", "the fox", "!!", "the the", "a b c d", "zzz"]
     expected = [small.generate(text, params(seed=1, **wanted)) for text in texts]
 
-    async def crowd():
+    async def batched():
         with serving(small) as engine:
             streams = [engine.submit([job(small, text, **wanted)]) for text in texts]
             found = await asyncio.gather(*map(read, streams))
             assert_no_place_is_taken(engine)
             return found
 
-    for generation, (found, chunks) in zip(expected, run(crowd()), strict=True):
+    for generation, (found, chunks) in zip(expected, run(batched()), strict=True):
         for completion in generation.completions:
             same = found[0, completion.index]
             assert (same.token_ids, same.text) == (completion.token_ids, completion.text)

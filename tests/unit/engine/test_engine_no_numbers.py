@@ -91,7 +91,7 @@ def test_keys_that_are_no_numbers_do_not_outlive_their_sequence(way: Way, num_ba
 
 
 def test_pages_without_numbers_are_not_handed_on() -> None:
-    """A bad token spoils what shares its forward, the page before it too."""
+    """A bad token damages what shares its forward, the page before it too."""
     model = tiny_target(dtype=torch.bfloat16)
     with torch.no_grad():
         model.get_input_embeddings().weight[BAD_TOKEN] = math.nan

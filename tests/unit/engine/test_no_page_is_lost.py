@@ -115,10 +115,10 @@ class SlotContexts(PagedContexts):
         self._given_up = set()
         pages.on_forget = self._forget
 
-    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
+    def write(self, needed: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         token_ids, positions = (t.flatten().tolist() for t in context_kv[0])
         done = 0
-        for waiting in due:
+        for waiting in needed:
             end = done + len(waiting)
             first = waiting.holder * PAGE_SIZE + waiting.start % PAGE_SIZE
             for slots, values in ((self.token_ids, token_ids), (self.places, positions)):

@@ -124,12 +124,12 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
 
     if place in ("long_draft", "wild_draft"):
         real = engine.drafter.propose
-        spoiled = longer if place == "long_draft" else partial(wild, engine.target.vocab_size)
+        damaged = longer if place == "long_draft" else partial(wild, engine.target.vocab_size)
 
         def propose(rows: Any) -> Any:
             proposals = real(rows)
             planted.num_failed += bool(proposals)
-            return [spoiled(own) if own else own for own in proposals]
+            return [damaged(own) if own else own for own in proposals]
 
         stack.enter_context(patch.object(engine.drafter, "propose", propose))
     elif place in ("open", "propose", "committed"):

@@ -158,11 +158,11 @@ def test_logits_that_are_no_numbers_end_a_request_with_what_it_has(llm, after):
     expected = llm.generate("the abc", params(num_draft_tokens=0)).completions[0]
     calls = itertools.count()
 
-    def spoil(module, args, output):
+    def damage(module, args, output):
         return output * math.nan if next(calls) == after else output
 
     head = llm.engine.target.model.get_output_embeddings()
-    hook = head.register_forward_hook(spoil)
+    hook = head.register_forward_hook(damage)
     try:
         chunks = list(llm.generate("the abc", params(num_draft_tokens=0), stream=True))
     finally:

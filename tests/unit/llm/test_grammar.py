@@ -68,8 +68,10 @@ def test_a_batch_with_and_without_grammars_equals_lone_runs(llm, cramped):
         llm.generate(prompt, replace(params, num_draft_tokens=0)).completions[0].token_ids
         for prompt, params in zip(prompts, wanted, strict=True)
     ]
-    for crowd in (llm, cramped):
-        streams = [crowd.generate(p, w, stream=True) for p, w in zip(prompts, wanted, strict=True)]
+    for batched in (llm, cramped):
+        streams = [
+            batched.generate(p, w, stream=True) for p, w in zip(prompts, wanted, strict=True)
+        ]
         found = [[] for _ in streams]
         open_streams = dict(enumerate(streams))
         while open_streams:
@@ -79,7 +81,7 @@ def test_a_batch_with_and_without_grammars_equals_lone_runs(llm, cramped):
                 else:
                     found[index] += chunk.token_ids
         assert [tuple(ids) for ids in found] == alone
-        assert_nothing_left(crowd)
+        assert_nothing_left(batched)
     assert cramped.engine.scheduler.num_preempted
 
 

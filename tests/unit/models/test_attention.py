@@ -60,9 +60,9 @@ def test_what_is_no_number_counts_only_where_it_is_seen(
     query, key, value = make_inputs(4, 2, 6, 128, dtype)
     mask = causal_mask(6, 128, 90, dtype if dtype == torch.float64 else torch.float32)
     expected, _ = exact_attention(MODULE, query, key, value, mask)
-    spoiled = key if part == "keys" else value
-    spoiled[:, 1, 93] = broken
-    spoiled[:, 0, 120:] = broken
+    damaged = key if part == "keys" else value
+    damaged[:, 1, 93] = broken
+    damaged[:, 0, 120:] = broken
     found, _ = exact_attention(MODULE, query, key, value, mask)
     assert torch.equal(found[:, :3], expected[:, :3])
     assert torch.equal(found[:, :, :2], expected[:, :, :2])

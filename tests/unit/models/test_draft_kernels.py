@@ -73,10 +73,10 @@ class Case:
             if self.gives_up(index):
                 contexts.give_up(index, 0, 1)
             contexts.keep(index, 0, self.features[index][0])
-            due = contexts.due(ContextSpan(index, 0, length))
+            needed = contexts.needed(ContextSpan(index, 0, length))
             known = torch.tensor(contexts.positions(index, length))
             features = self.features[index][:, known]
-            contexts.write(due, self.model.project_context(features, known[None]))
+            contexts.write(needed, self.model.project_context(features, known[None]))
         lengths, sizes = ([values[i] for i in chosen] for values in (LENGTHS, SIZES))
         width = max(sizes)
         if self.by_tables:

@@ -10,7 +10,7 @@ from blockdraft.kernels.interface import RowRule
 from blockdraft.kernels.torch import attention
 from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
 from blockdraft.models.attention.exact import STOCK_ATTENTION
-from blockdraft.models.target.exact import PROBE_SPLITS, Split, border_probe, first_variant_split
+from blockdraft.models.target.exact import CHECK_SPLITS, Split, border_check, first_variant_split
 from blockdraft.models.target.sequential import SequentialTarget
 from tests.stock_products import must_differ
 from tests.tiny import KINDS, tiny_target
@@ -28,8 +28,8 @@ def skip_without_bfloat16(dtype: torch.dtype) -> None:
         pytest.skip("this CPU does not multiply bfloat16")
 
 
-def test_the_probes_cut_the_same_number_of_tokens() -> None:
-    for splits in (PROBE_SPLITS, LONG_SPLITS):
+def test_the_checks_cut_the_same_number_of_tokens() -> None:
+    for splits in (CHECK_SPLITS, LONG_SPLITS):
         assert len({sum(split) for split in splits}) == 1
 
 
@@ -114,11 +114,11 @@ def test_the_self_test_fails_on_a_second_key_tile_that_sees_rows(
         target.check_row_invariance()
 
 
-def test_the_widest_probe_crosses_a_border_of_the_key_tiles() -> None:
-    assert border_probe(row_rule(torch.bfloat16), 8192) == (520, 512)
-    assert border_probe(row_rule(torch.float32), 8192) == (200, 64)
-    assert border_probe(RowRule(2, 512, 1024), 600) == (88, 512)
-    assert border_probe(RowRule(2, 512, 1024), 256) == (0, 256)
+def test_the_widest_check_crosses_a_border_of_the_key_tiles() -> None:
+    assert border_check(row_rule(torch.bfloat16), 8192) == (520, 512)
+    assert border_check(row_rule(torch.float32), 8192) == (200, 64)
+    assert border_check(RowRule(2, 512, 1024), 600) == (88, 512)
+    assert border_check(RowRule(2, 512, 1024), 256) == (0, 256)
 
 
 @pytest.mark.parametrize(

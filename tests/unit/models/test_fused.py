@@ -397,7 +397,7 @@ def test_the_self_test_finds_a_whole_layer_that_sees_how_many_rows_there_are(
 
 
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
-def test_the_probe_fails_if_a_packed_product_depends_on_its_rows(
+def test_the_check_fails_if_a_packed_product_depends_on_its_rows(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted fault: the last bit of a row moves with the number of rows."""

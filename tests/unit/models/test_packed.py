@@ -23,7 +23,7 @@ from blockdraft.models.layers.packed import (
     plain_linears,
     side_by_side,
 )
-from tests.crowd import paged_pair
+from tests.batched import paged_pair
 from tests.tiny import tiny_drafter, tiny_target
 from tests.torch_threads import threads
 

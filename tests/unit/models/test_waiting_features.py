@@ -28,21 +28,21 @@ def open_contexts(num_pages: int, num_tokens: int) -> PagedContexts:
 def keep_and_write(contexts: PagedContexts, num_tokens: int) -> None:
     """The first tokens of sequence 1."""
     contexts.keep(1, 0, features(0, num_tokens))
-    due = contexts.due(ContextSpan(1, 0, num_tokens))
+    needed = contexts.needed(ContextSpan(1, 0, num_tokens))
     zeros = torch.zeros(1, MODEL.config.num_key_value_heads, num_tokens, MODEL.config.head_dim)
-    contexts.write(due, [(zeros, zeros)] * MODEL.config.num_hidden_layers)
+    contexts.write(needed, [(zeros, zeros)] * MODEL.config.num_hidden_layers)
 
 
 def test_features_wait_in_the_pages_of_their_tokens() -> None:
     contexts = open_contexts(8, 300)
     for start, end in ((0, 10), (10, 64), (64, 70), (70, 250)):
         contexts.keep(1, start, features(start, end))
-    due = contexts.due(ContextSpan(1, 0, 250))
-    assert [(w.start, w.end) for w in due] == [(0, 64), (64, 128), (128, 192), (192, 250)]
-    assert [w.holder for w in due] == list(contexts.pages.page_ids(1))[:4]
-    for waiting in due:
+    needed = contexts.needed(ContextSpan(1, 0, 250))
+    assert [(w.start, w.end) for w in needed] == [(0, 64), (64, 128), (128, 192), (192, 250)]
+    assert [w.holder for w in needed] == list(contexts.pages.page_ids(1))[:4]
+    for waiting in needed:
         assert torch.equal(torch.cat(waiting.parts), features(waiting.start, waiting.end))
-    assert contexts.due(ContextSpan(1, 130, 190)) == [due[2]]
+    assert contexts.needed(ContextSpan(1, 130, 190)) == [needed[2]]
     assert contexts.waiting.num_tokens == 250
 
 
@@ -51,8 +51,8 @@ def test_what_was_written_waits_no_longer_and_what_comes_behind_it_does() -> Non
     keep_and_write(contexts, 100)
     assert contexts.waiting.num_tokens == 0
     contexts.keep(1, 100, features(100, 140))
-    due = contexts.due(ContextSpan(1, 100, 140))
-    assert [(w.start, w.end) for w in due] == [(100, 128), (128, 140)]
+    needed = contexts.needed(ContextSpan(1, 100, 140))
+    assert [(w.start, w.end) for w in needed] == [(100, 128), (128, 140)]
 
 
 def test_what_nobody_can_reach_does_not_wait() -> None:
@@ -64,7 +64,7 @@ def test_what_nobody_can_reach_does_not_wait() -> None:
     # Two pages stay in the prefix chain, and their features with them.
     assert contexts.waiting.num_tokens == 2 * PAGE_SIZE
     assert contexts.pages.open(2, ids, with_context=True) == 2 * PAGE_SIZE
-    assert len(contexts.due(ContextSpan(2, 0, 2 * PAGE_SIZE))) == 2
+    assert len(contexts.needed(ContextSpan(2, 0, 2 * PAGE_SIZE))) == 2
     contexts.pages.close(2)
     contexts.pages.open(3, [7], with_context=True)
     assert contexts.pages.reserve(3, 3 * PAGE_SIZE)
@@ -75,11 +75,11 @@ def test_the_oldest_are_due_when_too_many_wait() -> None:
     waiting = WaitingFeatures(limit=10)
     for holder in (5, 3, 9):
         waiting.keep(holder, 0, features(0, 4))
-    assert [due.holder for due in waiting.excess()] == [5]
+    assert [one.holder for one in waiting.excess()] == [5]
     waiting.drop(5)
     assert waiting.excess() == []
     waiting.keep(3, 4, features(4, 11))
-    assert [due.holder for due in waiting.excess()] == [3]
+    assert [one.holder for one in waiting.excess()] == [3]
 
 
 def test_of_too_many_those_that_nobody_is_likely_to_draft_from_are_given_up() -> None:
@@ -89,13 +89,13 @@ def test_of_too_many_those_that_nobody_is_likely_to_draft_from_are_given_up() ->
     contexts.pages.publish(1, ids, 2 * PAGE_SIZE)
     contexts.waiting.limit = 10
     first, second = contexts.pages.page_ids(1)
-    assert [due.holder for due in contexts.excess()] == [first, second]  # they are held
+    assert [one.holder for one in contexts.excess()] == [first, second]  # they are held
     # Another sequence begins with the first page only, and both end.
     assert contexts.pages.open(2, [*ids[:PAGE_SIZE], 7], with_context=True) == PAGE_SIZE
     contexts.reused(2, PAGE_SIZE)
     for key in (1, 2):
         contexts.pages.close(key)
-    assert [due.holder for due in contexts.excess()] == [first]
+    assert [one.holder for one in contexts.excess()] == [first]
     assert contexts.waiting.num_tokens == PAGE_SIZE
     assert contexts.pages.open(3, [*ids, 7], with_context=True) == 2 * PAGE_SIZE
     assert contexts.positions(3, 2 * PAGE_SIZE) == list(range(PAGE_SIZE))
@@ -121,8 +121,8 @@ def test_a_sequence_goes_on_without_a_page_that_was_given_up() -> None:
     config = MODEL.config
     shape = (1, config.num_key_value_heads, len(known), config.head_dim)
     numbers = torch.tensor(known)[None, None, :, None].expand(shape).float()
-    due = contexts.due(ContextSpan(1, 0, 200))
-    contexts.write(due, [(numbers, -numbers)] * config.num_hidden_layers)
+    needed = contexts.needed(ContextSpan(1, 0, 200))
+    contexts.write(needed, [(numbers, -numbers)] * config.num_hidden_layers)
     view = contexts.view([1], [200])
     assert view.num_context == len(known)
     block = torch.full((1, config.num_key_value_heads, 2, config.head_dim), 900.0)
@@ -156,7 +156,7 @@ def test_what_waits_owns_its_memory_when_its_page_is_full() -> None:
         # One row of a step of many.
         step = features(position, position + 100).clone()
         contexts.keep(1, position, step[:1])
-        (waiting,) = contexts.due(ContextSpan(1, 10, position + 1))
+        (waiting,) = contexts.needed(ContextSpan(1, 10, position + 1))
         assert waiting.parts[-1].untyped_storage().nbytes() <= PAGE_SIZE * step[0].nbytes
     (part,) = waiting.parts
     assert torch.equal(part, features(10, PAGE_SIZE))

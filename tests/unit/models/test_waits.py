@@ -1,4 +1,4 @@
-"""What would spoil the capture of a CUDA graph is refused before; what a card captures is not."""
+"""What would break the capture of a CUDA graph is refused before; what a card captures is not."""
 
 from collections.abc import Callable
 from typing import Any

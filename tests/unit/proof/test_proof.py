@@ -403,26 +403,26 @@ def other_noise(llm: LLM, has_other: Any) -> Iterator[None]:
 
 
 def reuse_with_samples(llm: LLM) -> AbstractContextManager[None]:
-    """All samples but the first are spoiled where the prompt is reused."""
+    """All samples but the first are damaged where the prompt is reused."""
     return other_noise(llm, lambda own: own.num_reused and own.sample_index)
 
 
 @contextmanager
 def reuse_of_own_output(llm: LLM) -> Iterator[None]:
     """What a preempted request reuses of its own output is not what it was."""
-    memory, spoiled = llm.engine.target.memory, set[int]()
+    memory, damaged = llm.engine.target.memory, set[int]()
     reuse = memory.open
 
     def faulty(key: int, token_ids: list[int], **options: Any) -> int:
         num_reused = reuse(key, token_ids, **options)
         if key in llm.engine.progress:
             sequence: Sequence = llm.engine.progress[key].sequence
-            spoiled.update([key] if num_reused > sequence.num_prompt else [])
+            damaged.update([key] if num_reused > sequence.num_prompt else [])
         return num_reused
 
     with (
         faults.replaced(memory, "open", faulty),
-        other_noise(llm, lambda own: own.key in spoiled),
+        other_noise(llm, lambda own: own.key in damaged),
     ):
         yield
 

@@ -76,12 +76,12 @@ def test_200_slow_schemas_delay_nobody_else(llm, gate, monkeypatch):
     with (
         running_server(llm, api_keys=KEYS, prepare_seconds=seconds) as server,
         client_of_many(server) as client,
-        ThreadPoolExecutor(200) as crowd,
+        ThreadPoolExecutor(200) as pool,
     ):
         alone = send(server, chat_body(max_tokens=4), KEYS[1]).json()
         num_alone = len(steps)
         sent = time.monotonic()
-        slow = [crowd.submit(send, server, with_schema(SLOW), KEYS[0], client) for _ in range(200)]
+        slow = [pool.submit(send, server, with_schema(SLOW), KEYS[0], client) for _ in range(200)]
         # Four are compiled, 35 wait, half of all places, and there is no place for the others.
         wait_until(lambda: sum(one.done() for one in slow) >= 161)
         # All that have a place are stuck, and the others are served as if they were not there.
@@ -112,9 +112,9 @@ def test_many_requests_with_one_new_schema_compile_it_once(llm, gate, monkeypatc
     compiled, grammars = [], llm.samples.grammars
     slow = grammars._compile
     monkeypatch.setattr(grammars, "_compile", lambda g: compiled.append(1) or slow(g))
-    with running_server(llm, max_waiting=64) as server, ThreadPoolExecutor(40) as crowd:
+    with running_server(llm, max_waiting=64) as server, ThreadPoolExecutor(40) as pool:
         body = with_schema(SLOW)
-        answers = [crowd.submit(server.post, CHAT, **body) for _ in range(40)]
+        answers = [pool.submit(server.post, CHAT, **body) for _ in range(40)]
         wait_until(lambda: server.service.engine.load().num_preparing == 40)
         gate.set()
         assert {answer.result().status_code for answer in answers} == {200}
@@ -123,8 +123,8 @@ def test_many_requests_with_one_new_schema_compile_it_once(llm, gate, monkeypatc
 
 def test_429_comes_before_the_work(llm, gate, monkeypatch):
     """What is being prepared counts as well as what is queued."""
-    with running_server(llm, max_waiting=2) as server, ThreadPoolExecutor(3) as crowd:
-        slow = [crowd.submit(server.post, CHAT, **with_schema(SLOW), n=2) for _ in range(3)]
+    with running_server(llm, max_waiting=2) as server, ThreadPoolExecutor(3) as pool:
+        slow = [pool.submit(server.post, CHAT, **with_schema(SLOW), n=2) for _ in range(3)]
         wait_until(lambda: server.service.engine.load().num_preparing == 6)
         assert server.client.get("/ready").status_code == 503
         assert "blockdraft:num_requests_preparing" in server.client.get("/metrics").text
@@ -170,8 +170,8 @@ def test_a_queue_of_grammars_does_not_compile_them_in_the_engine(llm, monkeypatc
         return real(grammar)
 
     monkeypatch.setattr(grammars, "_compile", compile_here)
-    with running_server(llm, max_waiting=200) as server, ThreadPoolExecutor(100) as crowd:
-        answers = list(crowd.map(lambda _: server.post(CHAT, **with_schema()), range(100)))
+    with running_server(llm, max_waiting=200) as server, ThreadPoolExecutor(100) as pool:
+        answers = list(pool.map(lambda _: server.post(CHAT, **with_schema()), range(100)))
         assert {answer.status_code for answer in answers} == {200}
     assert threads == {"compiling the grammar"}
 
@@ -232,10 +232,10 @@ def test_converting_much_leaves_the_event_loop_alone(llm, monkeypatch):
 
 
 def test_who_converts_holds_up_no_request(llm, gate, monkeypatch):
-    with running_server(llm, max_waiting=2) as server, ThreadPoolExecutor(20) as crowd:
+    with running_server(llm, max_waiting=2) as server, ThreadPoolExecutor(20) as pool:
         tokenizer = server.service.tokenizer
         monkeypatch.setattr(tokenizer, "encode", lambda *_: gate.wait(PATIENCE) and [])
-        stuck = [crowd.submit(server.post, "/tokenize", prompt="abc") for _ in range(20)]
+        stuck = [pool.submit(server.post, "/tokenize", prompt="abc") for _ in range(20)]
         wait_until(lambda: sum(one.done() for one in stuck) >= 15)
         assert server.chat().status_code == 200
         gate.set()
@@ -251,7 +251,7 @@ def test_schemas_that_are_really_slow_delay_nobody(llm):
     with (
         running_server(llm, max_waiting=256, api_keys=KEYS) as server,
         client_of_many(server) as client,
-        ThreadPoolExecutor(200) as crowd,
+        ThreadPoolExecutor(200) as pool,
     ):
 
         def seconds_of_chat():
@@ -260,7 +260,7 @@ def test_schemas_that_are_really_slow_delay_nobody(llm):
             return time.monotonic() - asked
 
         alone = median(seconds_of_chat() for _ in range(20))
-        slow = [crowd.submit(send, server, body, KEYS[0], client) for body in bodies]
+        slow = [pool.submit(send, server, body, KEYS[0], client) for body in bodies]
         compiling = server.service.preparing._grammars
         wait_until(lambda: server.traffic.num_active > 100)
         during = [seconds_of_chat() for _ in range(40) if compiling._num_busy]

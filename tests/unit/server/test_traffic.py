@@ -1,4 +1,4 @@
-"""What real traffic does to a server: leaving, crowding, cheating, ending."""
+"""What real traffic does to a server: leaving, filling the queue, cheating, ending."""
 
 import asyncio
 import json

@@ -129,7 +129,7 @@ def test_kernels_guess_the_same(temperature: float | None, dtype: torch.dtype) -
         if temperature is not None:
             noise = noise_with_large(draw, list(range(20)), len(text), temperature)
         for step in range(6):
-            # Some features are missing between these and those before, as behind a crowd.
+            # Some features are missing between these and those before, as behind a batch.
             num_rows = len(text) if step == 0 else draw.choice([1, 2, 3])
             own = features(100 * key + step, num_rows).to(dtype)
             found = paths(kernels, key, text, noise, 40, 5, own)

@@ -24,7 +24,7 @@ class Contexts:
     def may_draft(self, key: int, length: int) -> bool:
         return True
 
-    def due(self, span: ContextSpan) -> list[Waiting]:
+    def needed(self, span: ContextSpan) -> list[Waiting]:
         return self.waiting.of(range(span.start // 10, -(-span.end // 10)))
 
 

@@ -15,7 +15,7 @@ def release(bursts, max_delay=MAX_DELAY):
     """(time, text) of everything that leaves, on a clock that ticks; bursts: (at, text, tokens)."""
     pacer, left, waiting = Pacer(max_delay), [], list(bursts)
     now = 0.0
-    while waiting or pacer.next_due is not None:
+    while waiting or pacer.next_at is not None:
         while waiting and waiting[0][0] <= now:
             at, text, num_tokens = waiting.pop(0)
             pacer.push(text, num_tokens, at)

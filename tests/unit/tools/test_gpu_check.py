@@ -355,14 +355,14 @@ def test_a_check_that_is_ended_ends_its_part(tmp_path, few_parts, monkeypatch, n
 
 
 def test_equal_bits_are_told_from_others():
-    company, probe = torch.randn(9, 4), torch.randn(4)
+    company, row = torch.randn(9, 4), torch.randn(4)
     tried = (1, 2, 3, 8)
-    assert str(classes_of(lambda x: 2 * x, company, probe, tried)) == "same bits"
-    by_number = classes_of(lambda x: x + (len(x) > 2), company, probe, tried)
+    assert str(classes_of(lambda x: 2 * x, company, row, tried)) == "same bits"
+    by_number = classes_of(lambda x: x + (len(x) > 2), company, row, tried)
     assert (str(by_number), by_number.holds) == ("1-2, then 3-8", False)
-    by_place = classes_of(lambda x: x + torch.arange(len(x))[:, None], company, probe, tried)
+    by_place = classes_of(lambda x: x + torch.arange(len(x))[:, None], company, row, tried)
     assert str(by_place) == "same bits; depends on the place" or not by_place.holds
-    by_company = classes_of(lambda x: x + x.sum(), company, probe, tried)
+    by_company = classes_of(lambda x: x + x.sum(), company, row, tried)
     assert str(by_company) == "1, then 2, then 3, then 8"
     again = row_classes(lambda n: [torch.tensor([n % 2])], (1, 2, 3))
     assert str(again) == "1, then 2, then 3 (as 1)"

@@ -11,7 +11,7 @@ from blockdraft.core.errors import RequestError
 from blockdraft.data.shards import write_manifest
 from blockdraft.diagnose.doctor.examine import examine
 from blockdraft.diagnose.doctor.pair import read_pair
-from blockdraft.engine.probe import read_probe
+from blockdraft.engine.bundled_prompts import read_bundled
 from blockdraft.engine.trained_thinking import MIXED
 from blockdraft.measure.identity import hash_text
 from blockdraft.models.fingerprint import weights_sha256
@@ -44,7 +44,7 @@ def test_a_trained_drafter_passes_its_own_examination(config):
         "template_sha256": hash_text(tokenizer.chat_template),
         "thinking": None,
     }
-    assert set(facts["expected"]["tau"]) == {prompt.category for prompt in read_probe()}
+    assert set(facts["expected"]["tau"]) == {prompt.category for prompt in read_bundled()}
     assert "expected" not in json.loads((config.out / "last" / "provenance.json").read_text())
     # The machine is not what is looked at, however busy it is.
     pair = LLMConfig(target=str(config.target), drafter=str(result.drafter), dtype="float32")
@@ -60,7 +60,7 @@ def test_a_trained_drafter_passes_its_own_examination(config):
 
 def test_what_is_expected_is_measured_once(config, monkeypatch):
     facts = facts_of(train(config))
-    monkeypatch.setattr(origin, "run_probe", None)
+    monkeypatch.setattr(origin, "answer_bundled", None)
     assert facts_of(train(config)) == facts
 
 
@@ -74,7 +74,7 @@ def test_a_target_that_cannot_take_the_prompts_is_trained_for_all_the_same(
     def refuse(*arguments):
         raise RequestError("it does not fit")
 
-    monkeypatch.setattr(origin, "run_probe", refuse)
+    monkeypatch.setattr(origin, "answer_bundled", refuse)
     assert "expected" not in facts_of(train(config))
     assert "it does not fit" in caplog.text
 

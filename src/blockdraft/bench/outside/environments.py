@@ -79,9 +79,9 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")]
-        said = " ".join((errors or lines)[-1:])[:500]
+        message = " ".join((errors or lines)[-1:])[:500]
         raise EngineFailed(
-            f"cannot be installed: {_short(command)} says: {said}; pip's own settings, such as "
+            f"cannot be installed: {_short(command)} says: {message}; pip's own settings, such as "
             "PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS, are honored"
         )
 

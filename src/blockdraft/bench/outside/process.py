@@ -165,8 +165,8 @@ class EngineProcess:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         self._log.seek(0)
         lines = [" ".join(line.split()) for line in self._log if line.strip()]
-        said = " | ".join(lines[-_TAIL:])[-500:]
-        return EngineFailed(f"died with {how}" + (f": {said}" if said else ""))
+        tail = " | ".join(lines[-_TAIL:])[-500:]
+        return EngineFailed(f"died with {how}" + (f": {tail}" if tail else ""))
 
     def _signal(self, number: int) -> None:
         # Its group outlives it as long as something that it started runs.

@@ -101,7 +101,7 @@ def line_plot(
         for dot in line:
             x, y = x_of(dot.x), y_of(dot.y)
             parts.append(_marker(index, x, y))
-            # Where dots crowd, the numbers of their neighbors have to do.
+            # Where dots lie close together, the numbers of their neighbors have to do.
             if dot.label and (free := _free_place(x, y, taken)):
                 taken.append(free)
                 label = words(*free, dot.label)

@@ -35,21 +35,21 @@ def check_sandbox() -> None:
             "--score runs programs that the model wrote, which needs Linux to isolate them from "
             "the network; leave out the sets that have tests"
         )
-    status, said = _run("")
+    status, output = _run("")
     if status == UNFIT:
         raise ConfigError(
             "--score runs programs that the model wrote, and this system does not let a process "
-            f"give up its network and files ({said}); allow user namespaces, or leave out the sets "
-            "that have tests"
+            f"give up its network and files ({output}); allow user namespaces, or leave out the "
+            "sets that have tests"
         )
 
 
 @cache
 def passes(program: str) -> bool:
     """Whether a Python program comes to its end within the limits: plain and drafted run once."""
-    status, said = _run(f"{program}\n\nraise SystemExit({PASSED})\n")
+    status, output = _run(f"{program}\n\nraise SystemExit({PASSED})\n")
     if status == UNFIT:
-        raise ConfigError(f"a program could not be isolated: {said}; leave out --score")
+        raise ConfigError(f"a program could not be isolated: {output}; leave out --score")
     return status == PASSED
 
 
@@ -64,9 +64,9 @@ def _run(program: str) -> tuple[int | None, str]:
         start_new_session=True,
     )
     try:
-        _, said = process.communicate(program.encode(errors="replace"), timeout=WAIT_SECONDS)
+        _, output = process.communicate(program.encode(errors="replace"), timeout=WAIT_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return None, ""
-    return process.returncode, said.decode(errors="replace").strip()
+    return process.returncode, output.decode(errors="replace").strip()

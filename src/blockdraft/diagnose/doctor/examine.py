@@ -13,12 +13,12 @@ from blockdraft.diagnose.doctor.check import Check, verdict
 from blockdraft.diagnose.doctor.offline import Offline, measure_offline
 from blockdraft.diagnose.doctor.pair import Pair
 from blockdraft.diagnose.doctor.run_checks import measure_reuse, reuse_check, tau_checks
-from blockdraft.engine.probe import (
-    ProbeAnswer,
+from blockdraft.engine.bundled_prompts import (
+    BundledAnswer,
     acceptance_by_category,
-    encode_probe,
-    read_probe,
-    run_probe,
+    answer_bundled,
+    encode_bundled,
+    read_bundled,
 )
 from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
@@ -147,10 +147,10 @@ def _run(pair: Pair, on_stage: OnStage) -> _Measured:
     llm = LLM.of(config)
     compute_every_prompt(llm.engine)
     on_stage("decoding 20 prompts", 0.2)
-    encoded = encode_probe(llm.tokenizer, read_probe(), pair.thinking)
-    answers: list[ProbeAnswer] = []
+    encoded = encode_bundled(llm.tokenizer, read_bundled(), pair.thinking)
+    answers: list[BundledAnswer] = []
     for index, one in enumerate(encoded):
-        answers += run_probe(llm.engine, [one], llm.tokenizer.eos_ids)
+        answers += answer_bundled(llm.engine, [one], llm.tokenizer.eos_ids)
         on_stage("decoding 20 prompts", 0.2 + 0.5 * (index + 1) / len(encoded))
     on_stage("reusing a prompt", 0.7)
     long_ids = [token for _, ids in encoded for token in ids]

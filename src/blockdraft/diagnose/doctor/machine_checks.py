@@ -106,8 +106,8 @@ def kernels_check(pair: Pair) -> Check:
     if not is_cpu:
         head_dims = head_dims_of(pair.target_config)
         runs, why_not = card_kernels(pair.dtype, pair.device, head_dims)
-        said = f"Triton's, on {pair.device}" if runs else f"torch's, on {pair.device}: {why_not}"
-        return Check(name, "ok", said)
+        found = f"Triton's, on {pair.device}" if runs else f"torch's, on {pair.device}: {why_not}"
+        return Check(name, "ok", found)
     runs, why_not, remedy = kernels_state()
     if not runs:
         return Check(name, "warning", f"{why_not}: steps take longer", remedy)

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Row
+from blockdraft.engine.bundled_prompts import BundledAnswer
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.probe import ProbeAnswer
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.context import ConcatContext
 from blockdraft.models.draft.denoising import denoise, greedy
@@ -107,7 +107,10 @@ def variants_of(
 
 
 def measure_offline(
-    engine: Engine, answers: Sequence[ProbeAnswer], target_rope: Mapping[str, Any], num_tokens: int
+    engine: Engine,
+    answers: Sequence[BundledAnswer],
+    target_rope: Mapping[str, Any],
+    num_tokens: int,
 ) -> Offline:
     """Guess behind every token of the answers; nothing may be running.
 

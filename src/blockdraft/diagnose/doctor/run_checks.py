@@ -7,8 +7,8 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
+from blockdraft.engine.bundled_prompts import MAX_TOKENS, decode_alone
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.probe import MAX_TOKENS, decode_alone
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.measuring import reusing
 from blockdraft.proof.cases import Case

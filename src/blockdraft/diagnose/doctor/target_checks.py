@@ -86,8 +86,8 @@ def template_check(pair: Pair) -> Check:
     trained = pair.fact("target", "template_sha256")
     found = hash_text(tokenizer.chat_template) if tokenizer.has_chat_template else None
     if found == trained:
-        said = f"the one used in training ({found[:12]})" if found else "none, as in training"
-        return Check(name, "ok", said)
+        template = f"the one used in training ({found[:12]})" if found else "none, as in training"
+        return Check(name, "ok", template)
     return Check(
         name,
         "out",

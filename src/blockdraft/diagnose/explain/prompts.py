@@ -29,12 +29,12 @@ def read_questions(path: Path) -> list[Question]:
 
     def question(row: dict[str, Any], number: int) -> Question:
         row = without_nulls(row)
-        category, said = row.get("category"), read_conversation(row, path, number)
+        category, conversation = row.get("category"), read_conversation(row, path, number)
         return Question(
             id=str(row.get("id", number)),
             category=None if category is None else str(category),
-            text=said.turns[0],
-            system=said.system,
+            text=conversation.turns[0],
+            system=conversation.system,
         )
 
     return read_all(path, question)

@@ -179,9 +179,9 @@ def _run(command: list[str]) -> None:
         raise NoKernels(f"{command[0]} failed: {_complaint(done.stderr)}")
 
 
-def _complaint(said: str) -> str:
+def _complaint(output: str) -> str:
     """The line of a compiler's or a linker's messages that tells what is wrong."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and "warning" not in line]
+    lines = [line.strip() for line in output.splitlines() if line.strip() and "warning" not in line]
     # A linker's own lines need no such word; collect2 only says that it failed.
     errors = [line for line in lines if "error" in line and not line.startswith("collect2")]
     return next(iter([*errors, *lines]), "no message")

@@ -72,7 +72,7 @@ class DraftContexts(Protocol):
     def may_draft(self, key: int, length: int) -> bool:
         """True if a block behind the first `length` tokens has a place, and a context."""
 
-    def due(self, span: ContextSpan) -> list[Waiting]:
+    def needed(self, span: ContextSpan) -> list[Waiting]:
         """What must be written before someone drafts from these tokens."""
 
     def excess(self) -> list[Waiting]:
@@ -87,7 +87,7 @@ class DraftContexts(Protocol):
     def positions(self, key: int, length: int) -> Sequence[int]:
         """Of the first `length` tokens of a sequence those whose context was not given up."""
 
-    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
+    def write(self, needed: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         """Write per layer (k, v), each [1, kv_heads, tokens, head_dim]; they wait no longer."""
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> ContextKV:
@@ -210,8 +210,8 @@ class SeparateContexts:
         """See `DraftContexts.may_draft`."""
         return True
 
-    def due(self, span: ContextSpan) -> list[Waiting]:
-        """See `DraftContexts.due`."""
+    def needed(self, span: ContextSpan) -> list[Waiting]:
+        """See `DraftContexts.needed`."""
         return self.waiting.of([span.key])
 
     def excess(self) -> list[Waiting]:
@@ -225,10 +225,10 @@ class SeparateContexts:
         """See `DraftContexts.positions`: all of them."""
         return range(length)
 
-    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
+    def write(self, needed: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         """See `DraftContexts.write`."""
         done = 0
-        for waiting in due:
+        for waiting in needed:
             key, end = waiting.holder, done + len(waiting)
             if key not in self._contexts:
                 self._contexts[key] = self._new_context()
@@ -238,7 +238,7 @@ class SeparateContexts:
                 [(k[:, :, done:end], v[:, :, done:end]) for k, v in context_kv]
             )
             done = end
-        for waiting in due:
+        for waiting in needed:
             self.waiting.drop(waiting.holder)
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> ContextKV:

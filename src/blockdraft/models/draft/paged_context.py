@@ -102,24 +102,24 @@ class PagedContexts:
             return False
         return self._table(key, length)[1] > 0
 
-    def due(self, span: ContextSpan) -> list[Waiting]:
-        """See `DraftContexts.due`."""
+    def needed(self, span: ContextSpan) -> list[Waiting]:
+        """See `DraftContexts.needed`."""
         first, last = span.start // PAGE_SIZE, -(-span.end // PAGE_SIZE)
         return self.waiting.of(self.pages.page_ids(span.key)[first:last])
 
     def excess(self) -> list[Waiting]:
         """See `DraftContexts.excess`."""
-        due = []
+        needed = []
         for waiting in self.waiting.excess():
             if waiting.is_shared or self.pages.is_held(waiting.holder):
-                due.append(waiting)
+                needed.append(waiting)
             else:
                 self._give_up(waiting.holder)
-        return due
+        return needed
 
     def reused(self, key: int, num_tokens: int) -> None:
         """See `DraftContexts.reused`."""
-        for waiting in self.due(ContextSpan(key, 0, num_tokens)):
+        for waiting in self.needed(ContextSpan(key, 0, num_tokens)):
             waiting.is_shared = True
 
     def positions(self, key: int, length: int) -> Sequence[int]:
@@ -143,33 +143,33 @@ class PagedContexts:
         self.waiting.drop(page_id)
         self._given_up.discard(page_id)
 
-    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
+    def write(self, needed: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         """See `DraftContexts.write`."""
-        slots = self._slots(due)
+        slots = self._slots(needed)
         for layer, (k, v) in enumerate(context_kv):
             self.kv.write(layer, slots, k[0], v[0])
-        self._drop(due)
+        self._drop(needed)
 
     def write_projected(
-        self, due: Sequence[Waiting], projected: Tensor, key_norms: Norm, rotation: Rotation
+        self, needed: Sequence[Waiting], projected: Tensor, key_norms: Norm, rotation: Rotation
     ) -> None:
         """The same from one product of all layers; see `Backend.store_context`."""
-        slots = self._slots(due)
+        slots = self._slots(needed)
         self.backend.store_context(self.kv, slots, projected, key_norms, rotation)
-        self._drop(due)
+        self._drop(needed)
 
-    def _slots(self, due: Sequence[Waiting]) -> Tensor:
-        """Where what is due is about to be written."""
+    def _slots(self, needed: Sequence[Waiting]) -> Tensor:
+        """Where what is needed is about to be written."""
         slots = [
             waiting.holder * PAGE_SIZE + position % PAGE_SIZE
-            for waiting in due
+            for waiting in needed
             for position in range(waiting.start, waiting.end)
         ]
         self.kv.clear_begun(slots)
         return torch.tensor(slots, device=self._device)
 
-    def _drop(self, due: Sequence[Waiting]) -> None:
-        for waiting in due:
+    def _drop(self, needed: Sequence[Waiting]) -> None:
+        for waiting in needed:
             self.waiting.drop(waiting.holder)
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> "PagedContextView":

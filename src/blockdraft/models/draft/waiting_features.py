@@ -55,7 +55,8 @@ class WaitingFeatures:
     """Features by holder: whatever their keys and values will belong to, a page or a sequence.
 
     They are projected when someone drafts from them, so what nobody drafts from costs no more than
-    its memory. That is bounded: when more than `limit` tokens wait, the oldest holders are due.
+    its memory. That is bounded: when more than `limit` tokens wait, the oldest holders' are in
+    excess.
     """
 
     def __init__(self, limit: int) -> None:
@@ -83,13 +84,13 @@ class WaitingFeatures:
 
     def excess(self) -> list[Waiting]:
         """The oldest, as many as must go for the others to stay within the limit."""
-        num_tokens, due = self.num_tokens, []
+        num_tokens, oldest = self.num_tokens, []
         for waiting in self._of.values():
             if num_tokens <= self.limit:
                 break
-            due.append(waiting)
+            oldest.append(waiting)
             num_tokens -= len(waiting)
-        return due
+        return oldest
 
     def drop(self, holder: int) -> None:
         """Nothing of a holder waits any more; unknown ones are fine."""

@@ -1,6 +1,6 @@
 """The families of transformers models whose code was read: their parts may be replaced.
 
-A list, because equal bits on a probe do not show what another kind does to other numbers.
+A list, because equal bits in a check do not show what another kind does to other numbers.
 """
 
 from torch import nn

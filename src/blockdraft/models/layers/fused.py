@@ -1,6 +1,6 @@
 """Which decoder layers of a model run in their fused form (`fused_layer`), found by trying.
 
-A layer is replaced only if the fused form gave the same bits on a probe. With kernels the
+A layer is replaced only if the fused form gave the same bits in a check. With kernels the
 operations between its products are native; they replace torch's only if they then give nearly the
 same.
 """
@@ -40,8 +40,8 @@ from blockdraft.models.supported import decoder_layers
 
 FUSED_KINDS = common_kinds("DecoderLayer")
 """The kinds that `FusedLayer` was written for."""
-PROBE_ATTENTION = "blockdraft_probe"
-NUM_PROBE_TOKENS = 8
+CONSTANTS_ATTENTION = "blockdraft_constants"
+NUM_CHECK_TOKENS = 8
 NUM_PRODUCTS = 7
 """Linear layers of such a layer: four of the attention and three of the MLP."""
 KERNEL_ERROR = 16
@@ -98,7 +98,7 @@ def fuse_layers(
     One after another: without `keep_weights` no more than one layer is in memory twice.
     """
     signs, in_force = RotationSigns(), in_force or PlanInForce()
-    with ExitStack() as undo, _probed(model) as constants:
+    with ExitStack() as undo, _noting_constants(model) as constants:
         for index, layer in enumerate(decoder_layers(model)):
             if not _is_fusible(layer):
                 continue
@@ -115,7 +115,7 @@ def fuse_layers(
 
 
 @contextmanager
-def _probed(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
+def _noting_constants(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     """Attention that mixes nothing, and notes what it is given beside the tensors."""
     constants: dict[str, Any] = {}
 
@@ -128,9 +128,9 @@ def _probed(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
         mixed = query * key.repeat_interleave(copies, 1) + value.repeat_interleave(copies, 1)
         return mixed.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register(PROBE_ATTENTION, attend)
+    AttentionInterface.register(CONSTANTS_ATTENTION, attend)
     own = model.config._attn_implementation
-    model.set_attn_implementation(PROBE_ATTENTION)
+    model.set_attn_implementation(CONSTANTS_ATTENTION)
     try:
         yield constants
     finally:
@@ -161,7 +161,7 @@ def _fused_if_equal(
     The fastest backend computes it, if it computes the same function.
     """
     try:
-        hidden, rotation = _probe_input(layer.self_attn)
+        hidden, rotation = _check_input(layer.self_attn)
         arguments: dict[str, Any] = {"attention_mask": None, "position_embeddings": rotation}
         layer(hidden, **arguments)  # notes the constants
         fused = FusedLayer(layer, dict(constants), signs, in_force)
@@ -230,27 +230,27 @@ def _check_whole(fused: FusedLayer, attention: Any) -> None:
 def _is_whole_right(fused: FusedLayer, attention: Any) -> bool:
     """Whether a layer in one call has the bits of its parts. They run over a page each."""
     layer = fused.layer
-    hidden, rotation = _probe_input(attention)
+    hidden, rotation = _check_input(attention)
     rotation = RotationSigns()(rotation)
     shapes = [(layer.parts.num_heads[1], layer.parts.head_dim)]
     in_parts, found = DecoderLayer(layer.backend, layer.parts), []
     in_parts.use_parts()
     for run in (layer, in_parts):
         kv = PagedKV(shapes, 2, dtype=hidden.dtype, device=hidden.device)
-        slots = torch.arange(PAGE_SIZE, PAGE_SIZE + NUM_PROBE_TOKENS)
-        spans = [Span(0, NUM_PROBE_TOKENS, 0, NUM_PROBE_TOKENS, [1])]
+        slots = torch.arange(PAGE_SIZE, PAGE_SIZE + NUM_CHECK_TOKENS)
+        spans = [Span(0, NUM_CHECK_TOKENS, 0, NUM_CHECK_TOKENS, [1])]
         plan = AttentionPlan(layer.backend, kv, spans, slots)
         output = run.over_pages(plan, 0, fused.attention, hidden, rotation)
         found.append(torch.cat([output.flatten(), kv.pools[0].flatten()]))
     return torch.equal(*found)
 
 
-def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:
+def _check_input(attention: Any) -> tuple[Tensor, Rotation]:
     """Hidden states [1, tokens, hidden] and a rotation: any numbers will do."""
     weight: Tensor = attention.q_proj.weight
     generator = torch.Generator().manual_seed(0)
     hidden, cos, sin = (
-        torch.randn(1, NUM_PROBE_TOKENS, width, generator=generator).to(weight.device, weight.dtype)
+        torch.randn(1, NUM_CHECK_TOKENS, width, generator=generator).to(weight.device, weight.dtype)
         for width in (weight.shape[1], attention.head_dim, attention.head_dim)
     )
     return hidden, (cos, sin)

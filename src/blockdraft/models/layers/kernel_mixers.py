@@ -27,7 +27,7 @@ from blockdraft.models.layers.common_kinds import kind_of
 from blockdraft.models.layers.mixer_kinds import MIXER_KINDS, MixerKind
 from blockdraft.models.layers.packed import is_plain
 
-NUM_PROBE_TOKENS = 5
+NUM_CHECK_TOKENS = 5
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +50,11 @@ class KernelMixer:
     def _last_layer(self) -> Any:
         return getattr(self.mixer, self._kind.output)
 
-    def probe_input(self) -> Tensor:
+    def check_input(self) -> Tensor:
         """Rows [1, rows, D] to try the mixer with: any numbers will do."""
         width = self._last_layer.out_features
         generator = torch.Generator().manual_seed(0)
-        hidden = torch.randn(1, NUM_PROBE_TOKENS, width, generator=generator)
+        hidden = torch.randn(1, NUM_CHECK_TOKENS, width, generator=generator)
         return hidden.to(self._weight.device, self._weight.dtype)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:

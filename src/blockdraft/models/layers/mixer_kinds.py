@@ -1,6 +1,6 @@
 """How known kinds of recurrent mixers are read: what they compute, and what their products give it.
 
-Each was read for this. A list, because equal numbers on a probe do not show what another kind does
+Each was read for this. A list, because equal numbers in a check do not show what another kind does
 to other numbers.
 """
 

@@ -181,7 +181,7 @@ def _is_right(model: PreTrainedModel, by_kernel: KernelMixer, known: dict[str, b
 @torch.inference_mode()
 def _gives_the_same(model: PreTrainedModel, by_kernel: KernelMixer) -> bool:
     """Whether a kernel gives what the mixer's own steps give, but for the last bits."""
-    mixer, hidden = by_kernel.mixer, by_kernel.probe_input()
+    mixer, hidden = by_kernel.mixer, by_kernel.check_input()
     found: list[tuple[Tensor, StateLayer]] = []
     with ExitStack() as undo:
         for form in (StepByStep(mixer, undo), by_kernel):

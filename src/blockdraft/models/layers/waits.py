@@ -1,4 +1,4 @@
-"""Operations that wait for a device, found before they would spoil the capture of a CUDA graph.
+"""Operations that wait for a device, found before they would break the capture of a CUDA graph.
 
 A capture that fails cannot be undone: in torch 2.11 the allocator takes it to be under way for
 good, and gives no memory back any more.

@@ -5,7 +5,7 @@ is filled up to a multiple of rows, long prompts go in pieces, attention goes in
 fixed borders. An elementwise operation computes what is left over from whole vectors, at the end
 of a tensor or of a thread's share, by other code with another exponential. So it gets whole
 vectors only (`elementwise`), and a linear layer whose bits still change with the number of rows
-runs in blocks (`row_blocks`). Here are the probes that check a whole forward.
+runs in blocks (`row_blocks`). Here is what checks a whole forward.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from blockdraft.kernels.interface import RowRule
 INEXACT_RULE = RowRule(row_multiple=1, max_rows=512, key_tile=2**31)
 
 Split = tuple[int, ...]
-PROBE_SPLITS: tuple[Split, ...] = (
+CHECK_SPLITS: tuple[Split, ...] = (
     (33,),
     (1,) * 33,
     (7, 1, 16, 1, 5, 3),
@@ -33,19 +33,19 @@ PROBE_SPLITS: tuple[Split, ...] = (
 """Ways to cut 33 tokens into forwards: a prompt at once, plain steps, drafted steps, chunks, and
 forwards of every filled number of rows, many of them without a row that only fills up."""
 TAIL_SPLIT: Split = (1, 5, 1, 1, 8)
-"""How the last tokens of the probe at the border of a key tile are run again."""
+"""How the last tokens of the check at the border of a key tile are run again."""
 MIN_BORDER = 256
-"""No border before so many keys is probed: the blocking of smaller sums gives the same bits."""
+"""No border before so many keys is checked: the blocking of smaller sums gives the same bits."""
 NUM_COPIED = 8
-"""Tokens of the context that the probe at the border computes, and then copies."""
+"""Tokens of the context that the check at the border computes, and then copies."""
 
 
 class RowsDepend(ModelError):
-    """A model did not pass the probes with the kernels that it has."""
+    """A model did not pass the checks with the kernels that it has."""
 
 
-def border_probe(rule: RowRule, max_context: int) -> tuple[int, int]:
-    """(first position, number of tokens) of a probe: the widest forward that ends in the context.
+def border_check(rule: RowRule, max_context: int) -> tuple[int, int]:
+    """(first position, number of tokens) of a check: the widest forward that ends in the context.
 
     Its tail has half of its tokens before a border of the key tiles, and half behind it.
     """

@@ -30,7 +30,7 @@ from blockdraft.models.target.spread import layer_devices
 from blockdraft.models.target.static_forward import StaticForwards, StaticOutput, static_forwards
 from blockdraft.models.target.transformers import TransformersTarget, filled
 
-_PROBE, _NEIGHBOR = -1, -2
+_CHECKED, _NEIGHBOR = -1, -2
 """Keys of the sequences of the self-test; those of the engine are not negative."""
 DEFAULT_STATE_BYTES = 2**28
 NEIGHBOR_LEN = 2 * PAGE_SIZE + 3
@@ -264,32 +264,32 @@ class PagedTarget(TransformersTarget):
         """Of the recurrent states of a sequence; see `recurrent.copies_states` for candidates."""
         if self._states is None:
             return 0
-        with self._opened(_PROBE, 1):
+        with self._opened(_CHECKED, 1):
             rows = PackedRows()
-            rows.add(self.memory, _PROBE, [0], 0, 0)
+            rows.add(self.memory, _CHECKED, [0], 0, 0)
             self._run(rows)
-            return self._states.num_bytes(_PROBE)
+            return self._states.num_bytes(_CHECKED)
 
     @torch.inference_mode()
     def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:
         """See TransformersTarget.logits_of_split. Every second forward has other sequences too."""
-        with self._opened(_PROBE, len(token_ids)), self._opened(_NEIGHBOR, self._neighbor_len):
+        with self._opened(_CHECKED, len(token_ids)), self._opened(_NEIGHBOR, self._neighbor_len):
             return self._logits_behind(token_ids, 0, split)
 
     @torch.inference_mode()
     def logits_at_border(self, token_ids: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         """See TransformersTarget.logits_at_border; the pages before are copies of one."""
         tail, end = sum(TAIL_SPLIT), start + len(token_ids)
-        with self._opened(_PROBE, end), self._opened(_NEIGHBOR, self._neighbor_len):
+        with self._opened(_CHECKED, end), self._opened(_NEIGHBOR, self._neighbor_len):
             first, whole = PackedRows(), PackedRows()
-            first.add(self.memory, _PROBE, token_ids[:PAGE_SIZE], 0, 0)
+            first.add(self.memory, _CHECKED, token_ids[:PAGE_SIZE], 0, 0)
             self._run(first)
-            self.kv.repeat_first(self.memory.page_ids(_PROBE))
+            self.kv.repeat_first(self.memory.page_ids(_CHECKED))
             if self._states is not None:
-                self._states.pretend(_PROBE, start, end - tail)
-            whole.add(self.memory, _PROBE, token_ids, start, tail)
+                self._states.pretend(_CHECKED, start, end - tail)
+            whole.add(self.memory, _CHECKED, token_ids, start, tail)
             together, _ = self._run(whole)
-            self.truncate(_PROBE, end - tail)
+            self.truncate(_CHECKED, end - tail)
             return together, self._logits_behind(token_ids[-tail:], end - tail, TAIL_SPLIT)
 
     @property
@@ -320,7 +320,7 @@ class PagedTarget(TransformersTarget):
             own, rows = token_ids[done : done + length], PackedRows()
             if index % 2:
                 rows.add(self.memory, _NEIGHBOR, [own[0]] * 3, self._neighbor_len - 3, 0)
-            rows.add(self.memory, _PROBE, own, start + done, length)
+            rows.add(self.memory, _CHECKED, own, start + done, length)
             if index % 2:
                 rows.add(self.memory, _NEIGHBOR, own[:1], 5, 0)
             logits.append(self._run(rows)[0])

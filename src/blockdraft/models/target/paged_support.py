@@ -24,7 +24,7 @@ from blockdraft.models.supported import (
     varying_rope_type,
 )
 
-PROBE_ATTENTION = "blockdraft_layer_probe"
+SHAPES_ATTENTION = "blockdraft_layer_shapes"
 
 _KNOWN = {
     "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids",
@@ -129,7 +129,7 @@ def _noting_positions(decoder: nn.Module) -> Iterator[list[object]]:
 def _probing(model: PreTrainedModel) -> Iterator[None]:
     own = model.config._attn_implementation
     _reports.pools, _reports.windows, _reports.numbers = {}, set(), PoolNumbers()
-    model.set_attn_implementation(PROBE_ATTENTION)
+    model.set_attn_implementation(SHAPES_ATTENTION)
     try:
         yield
     finally:
@@ -137,7 +137,7 @@ def _probing(model: PreTrainedModel) -> Iterator[None]:
         _reports.pools = None
 
 
-def _probe_attention(
+def _note_shapes(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -171,4 +171,4 @@ def _probe_attention(
     return query.new_zeros(1, rows, heads, value.shape[-1]), None
 
 
-AttentionInterface.register(PROBE_ATTENTION, _probe_attention)
+AttentionInterface.register(SHAPES_ATTENTION, _note_shapes)

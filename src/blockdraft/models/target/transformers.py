@@ -33,11 +33,11 @@ from blockdraft.models.supported import (
     layer_output,
 )
 from blockdraft.models.target.exact import (
+    CHECK_SPLITS,
     INEXACT_RULE,
-    PROBE_SPLITS,
     RowsDepend,
     Split,
-    border_probe,
+    border_check,
     first_variant_split,
 )
 
@@ -150,7 +150,7 @@ class TransformersTarget:
         """
         raise NotImplementedError
 
-    def check_row_invariance(self, splits: tuple[Split, ...] = PROBE_SPLITS) -> None:
+    def check_row_invariance(self, splits: tuple[Split, ...] = CHECK_SPLITS) -> None:
         """Run the same tokens in different company, as deployed, and compare all bits.
 
         First the splits, then the widest forward, placed so that its last tokens cross a border of
@@ -163,7 +163,7 @@ class TransformersTarget:
         generator = torch.Generator().manual_seed(0)
         # Half of what fits: others share the memory.
         most = min(self.max_context, self._num_memory_tokens // 2)
-        start, num_rows = border_probe(self.rule, most)
+        start, num_rows = border_check(self.rule, most)
         length = max(sum(splits[0]), num_rows)
         ids = torch.randint(self.vocab_size, (length,), generator=generator).tolist()
         try:

@@ -8,13 +8,13 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.server.engines.config import EngineConfig, EngineName
 from blockdraft.server.engines.settings import EngineSettings, PairFolders
 
-_PROBE = """
+_IS_INSTALLED = """
 import importlib.util, sys
 spec = importlib.util.find_spec(sys.argv[1])
 # Any folder of that name is found too, but has no origin.
 sys.exit(spec is None or spec.origin is None)
 """
-_PROBE_SECONDS = 60
+_ANSWER_SECONDS = 60
 _KEYS = frozenset({"--api-key", "--admin-api-key"})
 
 
@@ -78,9 +78,9 @@ class Engine:
         return Command(line, self.environment(settings))
 
     def _check_installed(self, config: EngineConfig) -> None:
-        probe = [config.python, "-c", _PROBE, self.module]
+        command = [config.python, "-c", _IS_INSTALLED, self.module]
         try:
-            found = subprocess.run(probe, capture_output=True, timeout=_PROBE_SECONDS).returncode
+            found = subprocess.run(command, capture_output=True, timeout=_ANSWER_SECONDS).returncode
         except (OSError, subprocess.TimeoutExpired) as error:
             reason = getattr(error, "strerror", None) or "it does not answer"
             raise ConfigError(

@@ -27,7 +27,7 @@ function scrollToEnd() {
 }
 
 function say(text) {
-  place("said").textContent = text;
+  place("status").textContent = text;
 }
 
 function fields(conversation) {
@@ -95,15 +95,15 @@ async function ask(prompt, conversation) {
 function finish(turn, answers, conversation) {
   const [answer] = answers;
   const follow = isAtEnd();
-  const said = [`Answered: ${counted(answer.numTokens, "token")}`];
-  if (answer.tally.numRounds) said.push(`${shortNumber(answer.tally.acceptanceLength, 2)} per round`);
+  const parts = [`Answered: ${counted(answer.numTokens, "token")}`];
+  if (answer.tally.numRounds) parts.push(`${shortNumber(answer.tally.acceptanceLength, 2)} per round`);
   const areComplete = answers.every((one) => one.isComplete);
   if (areComplete && answers.length > 1) {
     const found = verdict(answers);
     turn.append(found);
-    said.push(found.textContent);
+    parts.push(found.textContent);
   }
-  if (areComplete) say(said.join(", "));
+  if (areComplete) say(parts.join(", "));
   // What was not answered is not part of the conversation.
   if (answer.content) conversation.push({ role: "assistant", content: answer.content });
   else conversation.pop();

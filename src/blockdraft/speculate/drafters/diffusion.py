@@ -34,8 +34,8 @@ class DiffusionDrafter(DFlashDrafter):
         ids = torch.tensor([token_ids], device=self.embed_weight.device)
         return self.model.embed(ids, self.embed_weight)[0]
 
-    def _due(self, rows: Sequence[Row]) -> tuple[list[Waiting], int]:
-        due: dict[int, Waiting] = {}
+    def _needed(self, rows: Sequence[Row]) -> tuple[list[Waiting], int]:
+        needed: dict[int, Waiting] = {}
         num_prompt = 0
         for row in rows:
             sequence, known = row.sequence, self._known[row.sequence.key]
@@ -45,10 +45,10 @@ class DiffusionDrafter(DFlashDrafter):
             features = self.context_features(sequence.token_ids[start : known.end], None)
             for part in self.contexts.parts(sequence.key, start, features):
                 # Sequences that share a page need it once, from the first token that one lacks.
-                if part.holder not in due or part.start < due[part.holder].start:
-                    due[part.holder] = part
+                if part.holder not in needed or part.start < needed[part.holder].start:
+                    needed[part.holder] = part
                     num_prompt += max(0, min(part.end, sequence.num_prompt) - part.start)
-        return list(due.values()), min(num_prompt, sum(map(len, due.values())))
+        return list(needed.values()), min(num_prompt, sum(map(len, needed.values())))
 
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
         """See Drafter.committed. The sequence itself has what is needed."""

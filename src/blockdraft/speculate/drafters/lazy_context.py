@@ -104,7 +104,7 @@ class LazyContext(ABC):
         known = self._known[key]
         if known.num_written == known.end:
             return 0
-        return sum(map(len, self.contexts.due(ContextSpan(key, known.num_written, known.end))))
+        return sum(map(len, self.contexts.needed(ContextSpan(key, known.num_written, known.end))))
 
     def num_written(self, key: int) -> int:
         """How many of a sequence's first tokens are certain to be in its draft context."""
@@ -149,10 +149,10 @@ class LazyContext(ABC):
 
     def _catch_up(self, rows: Sequence[Row]) -> None:
         """Project the features that these rows draft from, and the oldest if too many wait."""
-        due, num_prompt = self._due(rows)
+        needed, num_prompt = self._needed(rows)
         if self.recorder.measures:
-            self._record_projection(due, num_prompt)
-        for piece in _pieces(due):
+            self._record_projection(needed, num_prompt)
+        for piece in _pieces(needed):
             self._write(piece)
         for row in rows:
             known = self._known[row.sequence.key]
@@ -162,41 +162,41 @@ class LazyContext(ABC):
         """Project what waits, and keep it as context."""
         self.contexts.write(piece, self._project(piece))
 
-    def _due(self, rows: Sequence[Row]) -> tuple[list[Waiting], int]:
+    def _needed(self, rows: Sequence[Row]) -> tuple[list[Waiting], int]:
         """What must be written now, and how many tokens of it are known to be of prompts."""
-        due: dict[int, Waiting] = {}
+        needed: dict[int, Waiting] = {}
         num_prompt = 0
         for row in rows:
             key = row.sequence.key
             known = self._known[key]
-            for waiting in self.contexts.due(ContextSpan(key, known.num_written, known.end)):
+            for waiting in self.contexts.needed(ContextSpan(key, known.num_written, known.end)):
                 # Sequences that share a page share what waits.
-                if waiting.holder not in due:
-                    due[waiting.holder] = waiting
+                if waiting.holder not in needed:
+                    needed[waiting.holder] = waiting
                     end = min(waiting.end, row.sequence.num_prompt)
                     num_prompt += max(0, end - waiting.start)
         for waiting in self.contexts.excess():
-            due.setdefault(waiting.holder, waiting)
-        return list(due.values()), num_prompt
+            needed.setdefault(waiting.holder, waiting)
+        return list(needed.values()), num_prompt
 
-    def _record_projection(self, due: list[Waiting], num_prompt: int) -> None:
+    def _record_projection(self, needed: list[Waiting], num_prompt: int) -> None:
         """What is held, and what is about to be projected."""
         self.recorder.hold(
             context=sum(known.num_written for known in self._known.values()),
             waiting=self.contexts.waiting.num_tokens,
         )
-        num_tokens = sum(map(len, due))
+        num_tokens = sum(map(len, needed))
         if num_prompt:
             self.recorder.add("draft_prefill", Work(num_prompt, forwards=num_prompt / num_tokens))
         if num_generated := num_tokens - num_prompt:
             self.recorder.add("inject", Work(num_generated, forwards=num_generated / num_tokens))
 
 
-def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:
-    """What is due, in order, in parts that are small enough for the memory of a projection."""
+def _pieces(needed: list[Waiting]) -> Iterator[list[Waiting]]:
+    """What is needed, in order, in parts that are small enough for the memory of a projection."""
     piece: list[Waiting] = []
     num_tokens = 0
-    for waiting in due:
+    for waiting in needed:
         num_tokens += len(waiting)
         if piece and num_tokens > MAX_PROJECTED:
             yield piece

@@ -39,8 +39,8 @@ def load_head_state(path: Path, trained: Mapping[str, Any]) -> dict[str, Any] | 
     remedy = f"give the same settings and answers, or {BEGIN_ANEW}"
     for name, what in _WORDS.items():
         if state[name] != trained[name]:
-            said = what.format(now=trained[name], there=state[name])
-            raise ConfigError(f"{path} is from a training with {said}; {remedy}")
+            difference = what.format(now=trained[name], there=state[name])
+            raise ConfigError(f"{path} is from a training with {difference}; {remedy}")
     return state
 
 

@@ -169,15 +169,17 @@ def write(writer: Any) -> None:
 
 def add_tokenizer(writer: Any, folder: Path, vocab_size: int, eos_ids: list[int]) -> None:
     """The tokens: prompts come as their ids, and answers leave so, but llama.cpp wants texts."""
-    said = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    texts = {number: text for text, number in said["model"]["vocab"].items()}
-    special = {token["id"]: token["content"] for token in said["added_tokens"]}
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    texts = {number: text for text, number in tokenizer["model"]["vocab"].items()}
+    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     texts |= special
     kinds = [
         gguf.TokenType.CONTROL if number in special else gguf.TokenType.NORMAL
         for number in range(vocab_size)
     ]
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in said["model"]["merges"]]
+    merges = [
+        pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer["model"]["merges"]
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list([texts.get(number, f"[unused{number}]") for number in range(vocab_size)])

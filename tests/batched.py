@@ -1,4 +1,4 @@
-"""Many requests in one engine, for tests that hold a crowd against lone runs."""
+"""Many requests in one engine, for tests that hold a batch against lone runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class Batched:
     """Answers in the order of the requests, the key of each, and the engine that gave them."""
 
     answers: list[Answer]
@@ -51,7 +51,7 @@ class Crowd:
     engine: Engine
 
 
-def run_crowd(
+def run_batched(
     target: Target,
     drafter: Drafter,
     requests: Sequence[Request],
@@ -60,7 +60,7 @@ def run_crowd(
     after_step: Callable[[Engine], None] | None = None,
     policy: Policy | None = None,
     **options: Any,
-) -> Crowd:
+) -> Batched:
     """Run all requests in one engine; `known` are outputs for a drafter that knows them."""
     engine = Engine(target, drafter, **options)
     if policy is not None:
@@ -86,12 +86,12 @@ def run_crowd(
         for index, key in enumerate(keys):
             if key >= 0:
                 answers[index].acceptance = engine.take(key).acceptance
-    return Crowd(answers, keys, engine)
+    return Batched(answers, keys, engine)
 
 
 def run_alone(target: Target, requests: Sequence[Request]) -> list[Answer]:
     """Each request plainly, alone in an engine of its own."""
-    return [run_crowd(target, NoDrafter(), [request]).answers[0] for request in requests]
+    return [run_batched(target, NoDrafter(), [request]).answers[0] for request in requests]
 
 
 def check_aborted(

@@ -1,6 +1,6 @@
-"""What a drafter costs or brings a crowd whose prompts are all new and keep coming, as in a server.
+"""What a drafter costs or brings a batch whose prompts are all new and keep coming, as in a server.
 
-    python tools/experiments/crowd_time.py --prompts FILE [--prompts FILE]... [--concurrency 16]
+    python tools/experiments/batch_time.py --prompts FILE [--prompts FILE]... [--concurrency 16]
         [--turns 12] [--seconds 3] [--max-tokens 64] [--temperature 0] [--bad-drafter noise]
         [--waiting TOKENS]
 
@@ -34,7 +34,7 @@ WARM_UP_TURNS = 2
 
 
 class Side:
-    """An engine with a crowd, whose requests follow each other in the order of the prompts."""
+    """An engine with a batch, whose requests follow each other in the order of the prompts."""
 
     def __init__(self, llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         self.outputs: dict[int, Sequence[int]] = {}

@@ -6,13 +6,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ModelError
-from blockdraft.engine.probe import (
+from blockdraft.engine.bundled_prompts import (
     MAX_TOKENS,
     acceptance_by_category,
-    describe_probe,
-    encode_probe,
-    read_probe,
-    run_probe,
+    answer_bundled,
+    describe_answers,
+    encode_bundled,
+    read_bundled,
 )
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.text.tokenizer import load_tokenizer
@@ -21,7 +21,7 @@ from tests.small_llm import assert_nothing_left, load_llm
 
 
 def test_twenty_prompts_of_four_kinds():
-    prompts = read_probe()
+    prompts = read_bundled()
     assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(
         ("math", "code", "chat", "writing"), 5
     )
@@ -30,14 +30,14 @@ def test_twenty_prompts_of_four_kinds():
 
 def test_answers_are_counted_by_category(tmp_path):
     llm = load_llm(write_pair(tmp_path), adaptive=True)
-    encoded = encode_probe(llm.tokenizer, read_probe())
+    encoded = encode_bundled(llm.tokenizer, read_bundled())
     ticks = []
-    answers = run_probe(llm.engine, encoded, llm.tokenizer.eos_ids, lambda: ticks.append(1))
+    answers = answer_bundled(llm.engine, encoded, llm.tokenizer.eos_ids, lambda: ticks.append(1))
     assert all(answer.output_ids == (ANSWER,) * MAX_TOKENS for answer in answers)
     by_category = acceptance_by_category(answers)
     assert {stats.num_passes for stats in by_category.values()} == {5 * 11}
     assert len(ticks) >= 20 * 12
-    described = describe_probe(answers)
+    described = describe_answers(answers)
     assert described["tau"] == pytest.approx(dict.fromkeys(by_category, 63 / 11), abs=1e-4)
     assert (described["num_prompts"], described["max_tokens"]) == (20, MAX_TOKENS)
     assert_nothing_left(llm)
@@ -48,7 +48,7 @@ def test_prompts_are_asked_as_the_template_is_told(tmp_path):
     add_switch(target)
     tokenizer = load_tokenizer(target)
     told = {
-        thinking: [ids for _, ids in encode_probe(tokenizer, read_probe(), thinking)]
+        thinking: [ids for _, ids in encode_bundled(tokenizer, read_bundled(), thinking)]
         for thinking in ("template", "on", "off")
     }
     assert told["template"] == told["on"]

@@ -18,12 +18,12 @@ from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.text.tokenizer import Tokenizer, thinking_options
 
-BUNDLED = Path(__file__).with_name("probe.jsonl")
+BUNDLED = Path(__file__).with_name("bundled_prompts.jsonl")
 MAX_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ProbePrompt:
+class BundledPrompt:
     """A user's turn, and what kind of task it is."""
 
     category: str
@@ -31,16 +31,16 @@ class ProbePrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeAnswer:
+class BundledAnswer:
     """A prompt with the target's greedy answer, drafted in whole blocks."""
 
-    prompt: ProbePrompt
+    prompt: BundledPrompt
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     acceptance: AcceptanceStats
 
 
-def read_probe() -> list[ProbePrompt]:
+def read_bundled() -> list[BundledPrompt]:
     """The prompts of the bundled file.
 
     Raises:
@@ -48,13 +48,13 @@ def read_probe() -> list[ProbePrompt]:
     """
     return read_all(
         BUNDLED,
-        lambda row, number: ProbePrompt(str(row["category"]), prompt_text(row, BUNDLED, number)),
+        lambda row, number: BundledPrompt(str(row["category"]), prompt_text(row, BUNDLED, number)),
     )
 
 
-def encode_probe(
-    tokenizer: Tokenizer, prompts: Iterable[ProbePrompt], thinking: Thinking = "template"
-) -> list[tuple[ProbePrompt, list[int]]]:
+def encode_bundled(
+    tokenizer: Tokenizer, prompts: Iterable[BundledPrompt], thinking: Thinking = "template"
+) -> list[tuple[BundledPrompt, list[int]]]:
     """Token ids of each prompt, in the chat template where there is one.
 
     Raises:
@@ -84,12 +84,12 @@ def decode_alone(
     return engine.take(key)
 
 
-def run_probe(
+def answer_bundled(
     engine: Engine,
-    encoded: Iterable[tuple[ProbePrompt, Sequence[int]]],
+    encoded: Iterable[tuple[BundledPrompt, Sequence[int]]],
     eos_ids: frozenset[int],
     tick: Callable[[], object] = lambda: None,
-) -> list[ProbeAnswer]:
+) -> list[BundledAnswer]:
     """Answer every prompt greedily, one by one, drafting whole blocks.
 
     Raises:
@@ -101,11 +101,11 @@ def run_probe(
     for prompt, prompt_ids in encoded:
         record = decode_alone(engine, prompt_ids, params, eos_ids, tick)
         output_ids = tuple(record.sequence.output_ids)
-        answers.append(ProbeAnswer(prompt, tuple(prompt_ids), output_ids, record.acceptance))
+        answers.append(BundledAnswer(prompt, tuple(prompt_ids), output_ids, record.acceptance))
     return answers
 
 
-def acceptance_by_category(answers: Iterable[ProbeAnswer]) -> dict[str, AcceptanceStats]:
+def acceptance_by_category(answers: Iterable[BundledAnswer]) -> dict[str, AcceptanceStats]:
     """Counts of each category, in the order of the prompts."""
     sums: dict[str, AcceptanceStats] = defaultdict(AcceptanceStats)
     for answer in answers:
@@ -113,7 +113,7 @@ def acceptance_by_category(answers: Iterable[ProbeAnswer]) -> dict[str, Acceptan
     return dict(sums)
 
 
-def describe_probe(answers: Sequence[ProbeAnswer]) -> Mapping[str, Any]:
+def describe_answers(answers: Sequence[BundledAnswer]) -> Mapping[str, Any]:
     """What is written beside a drafter: tau of each category, and how it was measured."""
     return {
         "max_tokens": MAX_TOKENS,
