@@ -17,7 +17,7 @@ _PATHS = {
 def fit_lines(fit: "Fit", target: str, drafter: str) -> Iterator[str]:
     """The verdict first, then what is known, then what is not."""
     if not fit.fits:
-        reason = (fit.reason or "").removeprefix("the drafter does not fit the target: ")
+        reason = (fit.reason or "").rpartition("does not fit the target: ")[2]
         yield f"{drafter} does not fit {target}: {reason}"
     elif fit.target.missing is not None:
         yield f"{drafter} fits {target}, which cannot be loaded here: {fit.target.missing}"

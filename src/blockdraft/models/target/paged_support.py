@@ -70,7 +70,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         raise NotPaged("its layers keep a state and no keys, which pages are for")
     ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
     positions = torch.arange(4, device=ids.device)[None]
-    with _probing(model), _noting_positions(decoder_of(model)) as reached:
+    with _noting_shapes(model), _noting_positions(decoder_of(model)) as reached:
         try:
             with torch.inference_mode():
                 model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1)
@@ -126,7 +126,7 @@ def _noting_positions(decoder: nn.Module) -> Iterator[list[object]]:
 
 
 @contextmanager
-def _probing(model: PreTrainedModel) -> Iterator[None]:
+def _noting_shapes(model: PreTrainedModel) -> Iterator[None]:
     own = model.config._attn_implementation
     _reports.pools, _reports.windows, _reports.numbers = {}, set(), PoolNumbers()
     model.set_attn_implementation(SHAPES_ATTENTION)
