@@ -151,6 +151,17 @@ def test_readings_are_ratios_at_the_levels_of_plain_decoding(llm):
     assert [row.outside for row in equally_much] == ["below", "below", None, "above"]
 
 
+def test_a_reading_compares_with_the_best_of_plain_decoding(llm):
+    """Two requests at once that slow nobody down: one alone is no fair level to be faster than."""
+    llm.slowdown = 0.0
+    config = replace(PARETO, concurrency=(1, 2, 4), num_requests=12, repeats=1)
+    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, config, RepeatJournal())
+    for repeat in repeats:
+        repeat.runs["drafter"] = repeat.runs["plain"]
+    for rows in readings(repeats):
+        assert [row.ratio.median for row in rows] == [1.0] * 3
+
+
 def test_single_tokens_have_no_speed_to_compare(llm):
     """As where every answer ends at once."""
     repeats = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, RepeatJournal())

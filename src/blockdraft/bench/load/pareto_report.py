@@ -30,7 +30,8 @@ plain: in total, with as many requests. Medians and low-high over the repeats.
 tau: tokens per target pass. same: outputs that equal those of plain decoding at
 the first point. Interpolated between measured points only: the total throughput
 of a configuration whose users are as fast as with plain decoding, and the speed
-of its users at the same total throughput; both divided by plain decoding."""
+of its users at the same total throughput; both divided by the best of plain
+decoding at that level."""
 
 
 def pareto_json(
