@@ -14,6 +14,7 @@ from blockdraft.bench.measures import (
     defined,
     measures_of,
     percentiles_of,
+    rate_of,
     speedup_of,
     tau_macro,
     without_loops,
@@ -46,6 +47,14 @@ def test_acceptance_by_position_and_node():
     measures = measures_of([TimedOutput((1, 2, 3), 1.0, 0.5, acceptance)])
     assert measures.per_position == [1.0, 0.5]
     assert measures.per_node == {"0,0": 1.0, "1,0": 0.5}
+
+
+def test_rates_are_sums_over_sums():
+    """Not means of rates; the first token of an output is none of decoding's."""
+    rate = rate_of([output(5, 3.0, 1.0), output(3, 2.0, 0.5), output(1, 1.0, 0.0)])
+    assert rate.tokens_per_second == pytest.approx(9 / 6)
+    assert rate.decode_tokens_per_second == pytest.approx(6 / 1.5)
+    assert rate_of([output(1, 1.0, 0.0)]).decode_tokens_per_second == 0.0
 
 
 def test_latencies_do_not_mix_waiting_and_the_prompt():
