@@ -236,6 +236,9 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
     assert (tmp_path / "pareto.json.part.jsonl").exists()
     llm.calls.clear()
     assert run_bench(monkeypatch, llm, *arguments, output).exit_code == 0
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert report["num_resumed"] == 1
+    assert report["definitions"]["num_resumed"].startswith("repeats of a point measured by")
     assert {at_once for _, at_once, _, _ in llm.calls} == {2}
     other = run_bench(monkeypatch, llm, *arguments, tmp_path / "other.json")
     assert other.exit_code == 0

@@ -39,6 +39,7 @@ def pareto_json(
     config: ParetoConfig,
     repeats: Sequence[Repeat],
     prompt_len: float,
+    num_resumed: int = 0,
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result, and to plan by it."""
     at_interactivity, at_throughput = readings(repeats)
@@ -48,7 +49,7 @@ def pareto_json(
     }
     drafters = {name: None if folder is None else str(folder) for name, folder in folders.items()}
     return {
-        **describe_result("pareto", bench.llm, PARETO_DEFINITIONS),
+        **describe_result("pareto", bench.llm, PARETO_DEFINITIONS, num_resumed),
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
         "mean_prompt_tokens": prompt_len,
         "mean_output_tokens": fmean(
