@@ -160,10 +160,17 @@ def test_loops_are_left_out_with_their_baseline():
     assert both.speedup.num_prompts == 2
 
 
+def test_an_output_is_left_out_for_its_own_loops():
+    """Where outputs differ, as with exact off, its baseline may loop alone."""
+    straight, looping = output(30, 1.0, 0.5, 2), TimedOutput((1,) * 30, 1.0, 0.5, stats(6))
+    left = without_loops([straight, looping], [looping, straight], ["a", "b"])
+    assert (left.num_outputs, left.num_looping, left.tau_micro) == (1, 0, 2.0)
+
+
 def test_equal_outputs_are_a_share():
-    plain = [output(5, 1.0, 0.5), output(5, 1.0, 0.5)]
+    plain = [output(5, 1.0, 0.5)] * 4
     other = TimedOutput((9, 9, 9, 9, 9), 1.0, 0.5)
-    assert measures_of([plain[0], other], plain).share_equal == 0.5
+    assert measures_of([*plain[:3], other], plain).share_equal == 0.75
 
 
 def test_docs_have_the_same_definitions():
