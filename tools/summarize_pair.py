@@ -3,7 +3,8 @@
     python tools/summarize_pair.py --benchmarks GREEDY.json SAMPLED.json
         --untuned GREEDY.json SAMPLED.json --machine TEXT --output docs/results/default-pair.json
 
-Greedy and sampled results must be of the same prompts. `make results` then makes plot and tables.
+Greedy and sampled results must be of the same prompts, and all four of the same commit, machine,
+versions, threads and models. `make results` then makes plot and tables.
 """
 
 import argparse
@@ -40,6 +41,11 @@ ABOUT = {
         "benchmarks/fresh.jsonl",
     ),
 }
+
+SETTING = ("git_commit", "machine", "versions", "threads", "config")
+"""What all results have in common; `config` names the models and how they were loaded."""
+PROMPT = ("category", "id", "turn", "num_tools", "thinking")
+"""What tells a turn of a prompt from others."""
 
 Result = Mapping[str, Any]
 Turn = Mapping[str, Any]
@@ -99,8 +105,23 @@ def row_of(name: str, greedy: Sequence[Turn], sampled: Sequence[Turn]) -> dict[s
 def run_of(kind: str, greedy: Result, sampled: Result) -> dict[str, Any]:
     """A run: its rows, and all of its prompts together."""
     turns = [result["runs"][0]["prompts"] for result in (greedy, sampled)]
-    if [turn["id"] for turn in turns[0]] != [turn["id"] for turn in turns[1]]:
-        raise SystemExit(f"the greedy and the sampled result of {kind!r} have other prompts")
+    asked = [[[turn[name] for name in PROMPT] for turn in own] for own in turns]
+    if asked[0] != asked[1]:
+        raise SystemExit(
+            f"the greedy and the sampled result of {kind!r} have different prompts; measure both "
+            "with the same --prompts, --limit and --seed"
+        )
+    configs = [result["runs"][0]["config"] for result in (greedy, sampled)]
+    if configs[0]["temperature"] != 0 or configs[1]["temperature"] == 0:
+        raise SystemExit(
+            f"the results of {kind!r} have the temperatures {configs[0]['temperature']} and "
+            f"{configs[1]['temperature']}; give the greedy result first, then a sampled one"
+        )
+    if configs[0]["max_tokens"] != configs[1]["max_tokens"]:
+        raise SystemExit(
+            f"the results of {kind!r} have max_tokens {configs[0]['max_tokens']} and "
+            f"{configs[1]['max_tokens']}; measure both with the same --max-tokens"
+        )
     by_set = [dict[str, list[Turn]]() for _ in turns]
     for own, found in zip(turns, by_set, strict=True):
         for turn in own:
@@ -109,14 +130,13 @@ def run_of(kind: str, greedy: Result, sampled: Result) -> dict[str, Any]:
     everything = row_of(name, *turns)
     straight = [turn for turn in turns[0] if not turn["loops"]]
     everything["without_loops"] = {"num_outputs": len(straight), **figures(straight)}
-    config = sampled["runs"][0]["config"]
     return {
         "date": greedy["date"][:10],
         "commit": greedy["git_commit"],
         "command": [" ".join(result["command"]) for result in (greedy, sampled)],
         "prompts": prompts,
-        "max_tokens": config["max_tokens"],
-        "sampled_temperature": config["temperature"],
+        "max_tokens": configs[1]["max_tokens"],
+        "sampled_temperature": configs[1]["temperature"],
         "same_tokens": {
             "num_outputs": sum(map(len, turns)),
             "num_same": sum(turn["identical"] for own in turns for turn in own),
@@ -126,8 +146,25 @@ def run_of(kind: str, greedy: Result, sampled: Result) -> dict[str, Any]:
     }
 
 
+def check_alike(results: Sequence[Result]) -> None:
+    """Refuse results that one table must not show together."""
+    for name in SETTING:
+        values = [result.get(name) for result in results]
+        if other := [value for value in values if value != values[0]]:
+            raise SystemExit(
+                f"the results differ in {name}: {values[0]} and {other[0]}; measure all of them "
+                "with the same code, machine and models"
+            )
+    if any(str(result["git_commit"]).endswith("+") for result in results):
+        raise SystemExit(
+            f"the results are of {results[0]['git_commit']}, code with changes that no commit has; "
+            "commit them and measure again"
+        )
+
+
 def summary(runs: Mapping[str, Sequence[Result]], machine: str) -> dict[str, Any]:
     """What the report reads. runs: greedy and sampled result of each."""
+    check_alike([result for results in runs.values() for result in results])
     first = next(iter(runs.values()))[0]
     return {
         "result": "summary",

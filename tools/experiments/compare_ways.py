@@ -31,10 +31,9 @@ from safetensors import safe_open
 from blockdraft.bench.config import warm_up_of
 from blockdraft.bench.decode import encode_prompt, encode_prompts, in_turn
 from blockdraft.bench.journal import Journal, journal_path
-from blockdraft.bench.result import VERSION, describe_memory
+from blockdraft.bench.result import VERSION, describe_memory, resumed
 from blockdraft.bench.speed.bench import Measurement
 from blockdraft.bench.speed.figures import DEFINITIONS, Figures, groups_of
-from blockdraft.bench.speed.report import RESUMED
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.cli.bench_output import settings_of
@@ -244,7 +243,7 @@ def main() -> None:
             "result_version": VERSION,
             **describe_environment(),
             "memory": describe_memory(),
-            "definitions": DEFINITIONS | RESUMED | COSTS,
+            "definitions": DEFINITIONS | resumed("speed") | COSTS,
             "num_resumed": journal.num_found,
             "settings": {key: str(value) for key, value in vars(args).items()},
             "prompts": [

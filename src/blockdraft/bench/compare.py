@@ -26,8 +26,16 @@ class Comparison:
     @property
     def speedup(self) -> Speedup | None:
         """From the first token on; None if there are no more."""
+        return self._speedup(decode_only=True)
+
+    @property
+    def total_speedup(self) -> Speedup | None:
+        """From the request on, prefill included, as `bench speed` has it."""
+        return self._speedup(decode_only=False)
+
+    def _speedup(self, *, decode_only: bool) -> Speedup | None:
         samples = [timed_output(self.drafted)], [timed_output(self.plain)]
-        return speedup_of(*samples, "plain", decode_only=True)
+        return speedup_of(*samples, "plain", decode_only=decode_only)
 
 
 def compare(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Comparison:

@@ -79,7 +79,7 @@ class Journal(Generic[T]):
                 raise ConfigError(
                     f"{path} is damaged: {error!r}; delete it and start again"
                 ) from error
-        self.num_found = len(rows)
+        self.num_found = len(self.done)
         # Without a half line at the end, where the last run was ended.
         with write_errors_named(path):
             write_whole(path, "\n".join([head, *map(json.dumps, rows)]) + "\n")

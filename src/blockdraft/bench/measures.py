@@ -140,9 +140,6 @@ class Speedup:
     high: float | None
     num_prompts: int
 
-    def __str__(self) -> str:
-        return f"{self.value:.2f} times {self.baseline} ({band_words(self.low, self.high)})"
-
 
 def band_words(low: float | None, high: float | None) -> str:
     """The ends of a band, for people."""

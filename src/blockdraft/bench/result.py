@@ -39,19 +39,44 @@ KINDS = (
 other kind has its command."""
 
 
+MEASURED_ONE_BY_ONE = {
+    "speed": "turns of prompts, over all runs,",
+    "concurrency": "repeats of a point",
+    "never-slower": "pairs",
+    "context": "passages",
+    "traffic": "repeats",
+    "pareto": "repeats of a point",
+}
+"""What an interrupted run keeps, by the kind of its result."""
+
+
 def describe_result(
-    kind: str, llm: "LoadedTarget", definitions: Mapping[str, str]
+    kind: str, llm: "LoadedTarget", definitions: Mapping[str, str], num_resumed: int = 0
 ) -> dict[str, Any]:
-    """The head of a result, to be asked for when everything has been measured."""
+    """The head of a result, to be asked for when everything has been measured.
+
+    num_resumed: of what the kind keeps, how much an earlier run measured; see `resumed`.
+    """
     from blockdraft.measure.identity import describe_setting
 
     assert kind in KINDS
+    keeps = kind in MEASURED_ONE_BY_ONE
+    definitions = {**definitions, **(resumed(kind) if keeps else {})}
     return {
         "result": kind,
         "result_version": VERSION,
         **describe_setting(llm),
         "memory": describe_memory(),
-        "definitions": dict(definitions),
+        "definitions": definitions,
+        **({"num_resumed": num_resumed} if keeps else {}),
+    }
+
+
+def resumed(kind: str) -> dict[str, str]:
+    """The definition of `num_resumed` in a result."""
+    return {
+        "num_resumed": f"{MEASURED_ONE_BY_ONE[kind]} measured by an earlier, interrupted run of "
+        "the same command; memory is that of the last run alone"
     }
 
 
@@ -88,7 +113,8 @@ class Result:
         if isinstance(machine, Mapping):
             with damage_refused(self):
                 device = self.values.get("config", {}).get("device", "cpu")
-                where = "" if device == "cpu" else f", {device}"
+                card = self.values.get("hardware", {}).get("gpu") or device
+                where = "" if device == "cpu" else f", {card}"
                 return f"{machine.get('cpu')}, {counted(machine.get('num_cpus', 0), 'core')}{where}"
         return str(machine or "an unknown machine")
 

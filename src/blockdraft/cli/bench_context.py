@@ -93,7 +93,11 @@ def context(
     progress = Progress("context", len(config.lengths) * config.passages, "passages")
     with says_how_to_go_on(journal.how_to_go_on):
         measured = measure_context(llm, prose, config, progress.advance, journal)
-    publish(report.context_json(llm, config, prose, measured), output, as_json=as_json)
+    publish(
+        report.context_json(llm, config, prose, measured, journal.num_found),
+        output,
+        as_json=as_json,
+    )
     journal.remove()
     if not as_json:
         rows = context_figures(llm, measured)

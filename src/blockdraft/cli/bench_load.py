@@ -131,7 +131,7 @@ def concurrency(
     progress = Progress("concurrency", missing, "repeats of all configurations")
     with says_how_to_go_on(journal.how_to_go_on):
         runs = measure_concurrency(llm, workload, config, progress.advance, journal)
-    publish(report.concurrency_json(llm, config, runs), output, as_json=as_json)
+    publish(report.concurrency_json(llm, config, runs, journal.num_found), output, as_json=as_json)
     journal.remove()
     if not as_json:
         print(headline(llm))
@@ -208,7 +208,8 @@ def never_slower(
     progress = Progress("never slower", missing, "pairs")
     with says_how_to_go_on(journal.how_to_go_on):
         measured = measure_never_slower(llm, baseline, workload, config, progress.advance, journal)
-    described = report.never_slower_json(llm, config, measured) | {"bad_drafter": bad_drafter}
+    described = report.never_slower_json(llm, config, measured, journal.num_found)
+    described["bad_drafter"] = bad_drafter
     publish(described, output, as_json=as_json)
     journal.remove()
     if not as_json:
@@ -296,7 +297,11 @@ def pareto(
     with says_how_to_go_on(journal.how_to_go_on):
         measured = bench.run(workload, config, journal, progress.advance)
     lens = map(len, encode_prompts(bench.llm, chosen, config.params))
-    publish(pareto_json(bench, config, measured, fmean(lens)), output, as_json=as_json)
+    publish(
+        pareto_json(bench, config, measured, fmean(lens), journal.num_found),
+        output,
+        as_json=as_json,
+    )
     journal.remove()
     if not as_json:
         _show(bench, config, measured)
@@ -415,7 +420,11 @@ def traffic(
     with says_how_to_go_on(journal.how_to_go_on):
         measured = measure_traffic(llm, encoded, asked, config, journal, progress.advance)
     ids = [prompt.id for prompt in chosen]
-    publish(report.traffic_json(llm, config, asked, ids, measured), output, as_json=as_json)
+    publish(
+        report.traffic_json(llm, config, asked, ids, measured, journal.num_found),
+        output,
+        as_json=as_json,
+    )
     journal.remove()
     rows = traffic_figures(measured, asked)
     if not as_json:

@@ -34,6 +34,7 @@ from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
+    from blockdraft.bench.compare import Comparison
     from blockdraft.engine.completion import Completion, Generation
     from blockdraft.llm import LLM
     from blockdraft.text.tokenizer import Tokenizer
@@ -237,13 +238,23 @@ def _compare(
         print(f"plain    {summary_line(plain)}", file=sys.stderr)
         print(f"drafted  {summary_line(drafted)}", file=sys.stderr)
         same = "identical" if result.identical else "DIFFERENT"
-        speedup = "none: a single token" if result.speedup is None else str(result.speedup)
-        print(f"speed-up {speedup}, {same} tokens", file=sys.stderr)
+        print(f"speed-up {_speedup_words(result)}, {same} tokens", file=sys.stderr)
     return {
         "plain": describe_completion(plain),
         "drafted": describe_completion(drafted),
         "speedup": 0.0 if result.speedup is None else result.speedup.value,
+        "total_speedup": 0.0 if result.total_speedup is None else result.total_speedup.value,
         "acceptance_length": drafted.acceptance.acceptance_length,
         "identical": result.identical,
         "warm_up": f"both ways, up to {WARM_UP_TOKENS} tokens each, before timing",
     }
+
+
+def _speedup_words(result: "Comparison") -> str:
+    """Both: prefill, which drafting does not speed up, may be most of the time."""
+    if result.speedup is None:
+        return "none: a single token"
+    decoding = f"{result.speedup.value:.2f} times plain after the first token"
+    if result.total_speedup is None:
+        return decoding
+    return f"{decoding}, {result.total_speedup.value:.2f} times with prefill (one prompt)"

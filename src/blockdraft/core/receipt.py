@@ -98,7 +98,7 @@ def read_answers(path: Path) -> list[Mapping[str, Any]]:
     """The receipts of a file, as JSON has them: one, a list, or those in a server's answer.
 
     Raises:
-        ConfigError: it cannot be read, or holds none.
+        ConfigError: it cannot be read, or holds none, or an answer in it lacks its receipt.
     """
     try:
         found = read_json(path)
@@ -107,7 +107,34 @@ def read_answers(path: Path) -> list[Mapping[str, Any]]:
     answers = list(_receipts_in(found))
     if not answers:
         raise ConfigError(f"{path} holds no receipt; {_REMEDY}")
+    if lacking := _without_receipt(found):
+        raise ConfigError(
+            f"{path}: {lacking[0]} has no receipt, so nothing can be said of it; take it out, or "
+            "ask for receipts of all answers"
+        )
     return answers
+
+
+def _without_receipt(found: object) -> list[str]:
+    """Names of the answers of a file, or choices of an answer, that lack a receipt.
+
+    A list may be the chunks of a stream: of these the last one of each choice has it.
+    """
+    has_receipt: dict[tuple[str, object], bool] = {}
+    for position, answer in enumerate(found if isinstance(found, list) else [found], 1):
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if not isinstance(choices, list):
+            has_receipt[f"answer {position}", None] = bool(_receipts_in(answer))
+            continue
+        for place, choice in enumerate(choices):
+            is_named = isinstance(choice, dict) and "index" in choice
+            name = f"answer {answer.get('id', position)}", choice["index"] if is_named else place
+            has_receipt[name] = has_receipt.get(name, False) or bool(_receipts_in(choice))
+    return [
+        answer if choice is None else f"choice {choice} of {answer}"
+        for (answer, choice), has_it in has_receipt.items()
+        if not has_it
+    ]
 
 
 def _receipts_in(value: object) -> list[Mapping[str, Any]]:

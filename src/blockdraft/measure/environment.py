@@ -6,22 +6,19 @@ import re
 from typing import Any
 
 from blockdraft.core.machine import (
-    cpu_features,
     cpu_name,
     free_memory_bytes,
     memory_bytes,
     num_cpus,
 )
 from blockdraft.hub.cache_dir import cache_dir
-from blockdraft.measure.identity import INSTRUCTION_VARIABLES
+from blockdraft.measure.identity import INSTRUCTION_VARIABLES, cpu_flags
 from blockdraft.measure.provenance import git_commit, versions
 
 PACKAGES = (
     *("blockdraft", "torch", "transformers", "tokenizers", "numpy", "safetensors", "llguidance"),
     *("typer", "fastapi", "uvicorn"),
 )
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve")
-"""Instructions on which speed depends, as Linux names them on x86 and Arm."""
 VARIABLES = (
     *("BLOCKDRAFT_CACHE", "BLOCKDRAFT_KERNELS", "BLOCKDRAFT_KERNEL_FLAGS", "BLOCKDRAFT_REMEMBER"),
     *("BLOCKDRAFT_TRITON", "CXX"),
@@ -38,7 +35,6 @@ SECRETS = ("BLOCKDRAFT_API_KEY", "BLOCKDRAFT_ENDPOINT_KEY", "HF_TOKEN", "HUGGING
 
 def describe_installation() -> dict[str, Any]:
     """Plain values for JSON. What cannot be found out says why, and hinders nothing else."""
-    features = set(cpu_features().split())
     return {
         "versions": {
             **versions(PACKAGES),
@@ -49,7 +45,7 @@ def describe_installation() -> dict[str, Any]:
         "cpu": {
             "model": cpu_name(),
             "cores": num_cpus(),
-            "flags": [flag for flag in CPU_FLAGS if flag in features],
+            "flags": cpu_flags(),
         },
         "memory_bytes": memory_bytes(),
         "free_memory_bytes": free_memory_bytes(),

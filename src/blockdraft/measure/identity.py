@@ -29,6 +29,8 @@ _NEUTRAL = {
     *("shared_lookup", "ngrams", "max_concurrency", "prefill_chunk", "memory", "recheck"),
 }
 """Fields of LLMConfig on which no output depends; any other one counts."""
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve")
+"""Instructions on which speed depends, as Linux names them on x86 and Arm."""
 INSTRUCTION_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "DNNL_MAX_CPU_ISA",
@@ -77,10 +79,45 @@ def describe_setting(loaded: LoadedTarget) -> dict[str, Any]:
     """What is needed to repeat a measurement or a proof, as plain values for JSON."""
     import torch
 
+    from blockdraft.kernels.backends import describe_kernels
+
     return {
         **describe_environment(),
         "threads": torch.get_num_threads(),
+        "kernels": describe_kernels(loaded.dtype, loaded.device),
+        "hardware": _describe_hardware(loaded),
         "config": asdict(loaded.config) | {"dtype": _name(loaded.dtype), "device": loaded.device},
+    }
+
+
+def cpu_flags() -> list[str]:
+    """Of the instructions in CPU_FLAGS those that this CPU has."""
+    features = set(cpu_features().split())
+    return [flag for flag in CPU_FLAGS if flag in features]
+
+
+def _describe_hardware(loaded: LoadedTarget) -> dict[str, Any]:
+    """Processors that have one name may have other instructions, and "cuda" is any card."""
+    variables = {name: os.environ[name] for name in INSTRUCTION_VARIABLES if name in os.environ}
+    return {
+        "cpu_flags": cpu_flags(),
+        "instruction_variables": variables,
+        **_describe_card(loaded),
+    }
+
+
+def _describe_card(loaded: LoadedTarget) -> dict[str, Any]:
+    """Name of the GPU, and whether it runs Triton kernels; None without a GPU."""
+    import torch
+
+    from blockdraft.kernels.backends import card_kernels
+
+    if torch.device(loaded.device).type != "cuda":
+        return {"gpu": None, "triton": None}
+    return {
+        "gpu": torch.cuda.get_device_name(loaded.device),
+        # A switch, or a check that failed, leaves them out.
+        "triton": card_kernels(loaded.dtype, loaded.device)[0],
     }
 
 
@@ -98,14 +135,11 @@ def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
 
 def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
     """The same but for the files of the target: settings, machine, code and versions."""
-    import torch
-
-    from blockdraft.kernels.backends import card_kernels, describe_kernels
+    from blockdraft.kernels.backends import describe_kernels
 
     kernels = describe_kernels(loaded.dtype, loaded.device)
     config = asdict(loaded.config).items()
     settings = {name: value for name, value in config if name not in _NEUTRAL}
-    is_cuda = torch.device(loaded.device).type == "cuda"
     return {
         "dtype": _name(loaded.dtype),
         "device": loaded.device,
@@ -114,9 +148,7 @@ def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_features": hash_text(cpu_features())[:16],
         **{name: os.environ.get(name) for name in INSTRUCTION_VARIABLES},
-        "gpu": torch.cuda.get_device_name(loaded.device) if is_cuda else None,
-        # A switch, or a check that failed, leaves them out.
-        "triton": card_kernels(loaded.dtype, loaded.device)[0] if is_cuda else None,
+        **_describe_card(loaded),
         "kernels": hash_kernels() if kernels["used"] else None,
         "compiler": kernels["compiler"],
         "flags": kernels["flags"],

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blockdraft.kernels.backends import describe_kernels
 from blockdraft.llm import LLM
 from blockdraft.measure.identity import (
     describe_setting,
@@ -41,7 +40,6 @@ def describe_proof(llm: LLM, config: ProofConfig, prompt_files: Sequence[Path]) 
             "code": hash_code(),
             "kernels": hash_kernels(),
         },
-        "kernels": describe_kernels(llm.dtype, llm.device),
     }
 
 

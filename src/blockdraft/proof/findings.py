@@ -1,6 +1,6 @@
 """What a proof has found, filled while it runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,7 +77,7 @@ class Findings:
 
 def lacks_of(
     way: Way,
-    outputs: Sequence[Output],
+    outputs: Mapping[Case, Output],
     num_failed: int,
     *,
     num_preempted: int,
@@ -90,24 +90,40 @@ def lacks_of(
     that is proven; others are often sure enough to be taken instead, but for lookup. takes_over:
     whether the target always goes on behind what an earlier request has computed.
     """
-    acceptance, found = total_acceptance(outputs), []
+    acceptance, found = total_acceptance(outputs.values()), []
     if way.preempts and acceptance.num_passes and not num_preempted:
         found.append("nothing was preempted")
     if num_failed:
         found.append(f"the drafter failed {counted(num_failed, 'time')}")
-    if way.depth != "adaptive" and acceptance.num_passes and not acceptance.num_drafted:
+    undrafted = [] if way.depth == "adaptive" else _undrafted_kinds(outputs)
+    if undrafted and not acceptance.num_drafted:
         found.append("nothing was drafted")
-    elif way.looks_up and acceptance.num_passes:
-        kinds = {kind for source in acceptance.drafted_by for kind in sources_of(source)}
-        if model_kind not in kinds:
+    else:
+        found += [f"nothing was drafted in {kind} requests" for kind in undrafted]
+        drafters = {kind for source in acceptance.drafted_by for kind in sources_of(source)}
+        if way.looks_up and acceptance.num_passes and model_kind not in drafters:
             found.append(f"nothing was drafted by {model_kind}")
-    is_taken = any(sample.num_reused for output in outputs for sample in output)
+    is_taken = any(sample.num_reused for output in outputs.values() for sample in output)
     if way.from_memory and not way.together and takes_over and outputs and not is_taken:
         found.append("no prompt was reused")
     return tuple(found)
 
 
-def total_acceptance(outputs: Sequence[Output]) -> AcceptanceStats:
+def _undrafted_kinds(outputs: Mapping[Case, Output]) -> list[str]:
+    """Of greedy and sampled requests those that decoded, and for which nothing was drafted.
+
+    They are drafted by different code, so neither proves anything about the other.
+    """
+    found = []
+    for kind, is_sampled in (("greedy", False), ("sampled", True)):
+        of_kind = [out for case, out in outputs.items() if case.params.is_sampled == is_sampled]
+        acceptance = total_acceptance(of_kind)
+        if acceptance.num_passes and not acceptance.num_drafted:
+            found.append(kind)
+    return found
+
+
+def total_acceptance(outputs: Iterable[Output]) -> AcceptanceStats:
     """Counts over all samples."""
     total = AcceptanceStats()
     for output in outputs:

@@ -123,7 +123,7 @@ class Proof:
         outputs = run(self.llm, self._cases, way, self._finish)
         lacks = lacks_of(
             way,
-            list(outputs.values()),
+            outputs,
             failures.num_failures - num_before,
             num_preempted=scheduler.num_preempted - num_preempted,
             model_kind=self.llm.engine.drafter.kind,
@@ -136,7 +136,7 @@ class Proof:
                 self.llm.engine, case, output, plain, self.findings.noise
             )
         num_tokens = sum(len(sample.token_ids) for output in outputs.values() for sample in output)
-        acceptance = total_acceptance(list(outputs.values()))
+        acceptance = total_acceptance(outputs.values())
         self.findings.ways.append(
             WayCheck(way, len(outputs), num_tokens, tuple(differences), acceptance, lacks)
         )

@@ -34,18 +34,28 @@ class Section:
 
 def verdict_line(certificate: Mapping[str, Any]) -> str:
     """The verdict in one sentence."""
-    verdict = certificate["verdict"]
+    verdict, only = certificate["verdict"], _only_kind(certificate)
     if verdict == "proven":
-        return "PROVEN: drafted output equals plain output, bit for bit"
+        return f"PROVEN: drafted output equals plain output, bit for bit{only}"
     if verdict == "no-violation":
         near = certificate["num_differences"]
         found = f"{counted(near, 'near-tie')}, nothing else" if near else "no output differs"
         return (
-            f"NO VIOLATION: drafted against plain output, which may differ with exact off: {found}"
+            "NO VIOLATION: drafted against plain output, which may differ with exact off: "
+            f"{found}{only}"
         )
     if verdict == "partial":
         return "PARTIAL: the proof was interrupted; nothing had failed until then"
     return "FAILED: " + "; ".join(certificate["failures"])
+
+
+def _only_kind(certificate: Mapping[str, Any]) -> str:
+    """What the verdict does not cover: all cases may be greedy, or all sampled."""
+    kinds = {case["params"]["temperature"] > 0 for case in certificate["cases"]}
+    if len(kinds) != 1:
+        return ""
+    tested, other = ("sampled", "greedy") if kinds.pop() else ("greedy", "sampled")
+    return f", in {tested} requests; no {other} request was tested"
 
 
 def setting_line(certificate: Mapping[str, Any]) -> str:

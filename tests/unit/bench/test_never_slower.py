@@ -4,6 +4,7 @@ import pytest
 
 from blockdraft.bench.bad_drafters import make_bad
 from blockdraft.bench.config import NeverSlowerConfig
+from blockdraft.bench.decode import Run
 from blockdraft.bench.load.concurrency_report import (
     NEVER_SLOWER_LEGEND,
     holding_lines,
@@ -11,11 +12,13 @@ from blockdraft.bench.load.concurrency_report import (
 )
 from blockdraft.bench.load.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
+    Pair,
     PairFigures,
     measure_never_slower,
     pair_figures,
 )
 from blockdraft.bench.measures import Spread
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
 from blockdraft.core.errors import INTERRUPTED, MISTAKE, ConfigError
@@ -57,6 +60,20 @@ def test_each_side_of_a_point_has_its_seconds_in_whole_sets(sides):
     assert (row.num_pairs, row.num_outputs, row.num_identical) == (3, 96, 96)
     assert (row.acceptance_length, row.mean_depth, row.mean_drafted) == (2.0, 3.0, 3.0)
     assert pairs[0].adaptive.phases.num_steps == 2
+
+
+def test_the_median_pair_decides():
+    """Not the best one, nor the mean, which one slow pair may move far."""
+
+    def run_of(seconds):
+        return Run((TimedOutput((1,) * 100, seconds, seconds),), seconds)
+
+    pairs = [Pair(1, run_of(seconds), run_of(100.0), 2) for seconds in (80.0, 125.0, 400.0)]
+    (row,) = pair_figures(pairs)
+    assert row.ratio == Spread(*map(pytest.approx, (0.8, 0.25, 1.25)))
+    assert row.slowdown == pytest.approx(1.25)
+    assert row.limit == pytest.approx(1.03 + 1 / 300)
+    assert not row.holds
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,17 @@ def test_readings_are_ratios_at_the_levels_of_plain_decoding(llm):
     assert [row.outside for row in equally_much] == ["below", "below", None, "above"]
 
 
+def test_a_reading_compares_with_the_best_of_plain_decoding(llm):
+    """Two requests at once that slow nobody down: one alone is no fair level to be faster than."""
+    llm.slowdown = 0.0
+    config = replace(PARETO, concurrency=(1, 2, 4), num_requests=12, repeats=1)
+    repeats = ParetoBench({"drafter": llm}).run(PROMPTS, config, RepeatJournal())
+    for repeat in repeats:
+        repeat.runs["drafter"] = repeat.runs["plain"]
+    for rows in readings(repeats):
+        assert [row.ratio.median for row in rows] == [1.0] * 3
+
+
 def test_single_tokens_have_no_speed_to_compare(llm):
     """As where every answer ends at once."""
     repeats = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, RepeatJournal())
@@ -225,6 +236,9 @@ def test_an_ended_command_goes_on(monkeypatch, llm, tmp_path):
     assert (tmp_path / "pareto.json.part.jsonl").exists()
     llm.calls.clear()
     assert run_bench(monkeypatch, llm, *arguments, output).exit_code == 0
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert report["num_resumed"] == 1
+    assert report["definitions"]["num_resumed"].startswith("repeats of a point measured by")
     assert {at_once for _, at_once, _, _ in llm.calls} == {2}
     other = run_bench(monkeypatch, llm, *arguments, tmp_path / "other.json")
     assert other.exit_code == 0

@@ -511,6 +511,42 @@ def test_plots_are_drawn_to_scale():
     assert first == pytest.approx(4 * second, abs=0.3)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "hardware", "words"),
+    [
+        ({"used": True, "matrix_registers": True}, {}, "C++ kernels with matrix registers, "),
+        ({"used": False, "matrix_registers": False}, {}, "no C++ kernels, "),
+        ({}, {"gpu": "NVIDIA Test", "triton": False}, "no Triton kernels"),
+    ],
+)
+def test_a_section_names_kernels_and_instructions(folder, kernels, hardware, words):
+    result = read_result(folder / "speed.json")
+    hardware = {
+        "cpu_flags": ["avx2", "amx_bf16"],
+        "instruction_variables": {"MKL_CBWR": "AVX2"},
+        "gpu": None,
+        **hardware,
+    }
+    values = {**result.values, "kernels": kernels, "hardware": hardware}
+    about = section_of(replace(result, values=values)).facts
+    assert words in about[2]
+    if hardware["gpu"] is None:
+        assert "MKL_CBWR=AVX2, CPU has avx2 amx_bf16" in about[2]
+    earlier = {name: value for name, value in result.values.items() if name != "kernels"}
+    assert "kernels" not in section_of(replace(result, values=earlier)).facts[2]
+
+
+def test_another_card_is_another_machine(folder):
+    result = read_result(folder / "speed.json")
+    config = result.values["config"] | {"device": "cuda"}
+    cards = [
+        replace(result, values={**result.values, "config": config, "hardware": {"gpu": gpu}})
+        for gpu in ("NVIDIA A", "NVIDIA B")
+    ]
+    assert cards[0].machine.endswith(", NVIDIA A")
+    assert len(machines_of(cards)) == 2
+
+
 def test_a_result_without_a_machine_says_so(tmp_path):
     assert Result(tmp_path, "speed", {}).machine == "an unknown machine"
 

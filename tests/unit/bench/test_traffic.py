@@ -172,6 +172,20 @@ def test_a_different_output_ends_the_command_with_1(arguments, monkeypatch):
     assert "14/16" in result.stdout
 
 
+def test_an_answer_that_one_side_lacks_is_measured_on_neither():
+    """As where outputs differ, so that one of them ends before its client disconnects."""
+
+    def answer(seconds):
+        return Answer((1, 2), None if seconds is None else TimedOutput((1, 2), seconds, 0.5))
+
+    requests = [Request(0.0, prompt, 2, 0.0, 1) for prompt in range(3)]
+    plain = Play(9.0, tuple(map(answer, (4.0, 4.0, None))))
+    adaptive = Play(9.0, tuple(map(answer, (2.0, None, 1.0))))
+    _, drafted = traffic_figures([{"plain": plain, "adaptive": adaptive}], requests)
+    assert (drafted.num_aborted, drafted.measures.num_outputs) == (1, 1)
+    assert drafted.measures.speedup.value == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

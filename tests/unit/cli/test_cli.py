@@ -147,6 +147,9 @@ def test_compare_times_both_ways_and_plain_equals_no_drafter(pair):
     assert result["speedup"] == pytest.approx(
         result["drafted"]["tokens_per_second"] / result["plain"]["tokens_per_second"]
     )
+    assert result["total_speedup"] == pytest.approx(
+        result["plain"]["total_seconds"] / result["drafted"]["total_seconds"]
+    )
     assert result["acceptance_length"] >= 1
     plain = run_json("generate", *pair, "--drafter", "none", *options)
     assert plain["token_ids"] == result["plain"]["token_ids"]
@@ -162,7 +165,10 @@ def test_compare_goes_with_every_way_to_answer(pair):
     assert set(found["ledger"]["accounts"]) == {"drafted", "plain"}
     people = run("generate", "--compare", "--ledger", "--smooth", *asked)
     assert people.exit_code == 0, people.output
-    assert "speed-up" in people.stderr
+    assert re.search(
+        r"speed-up \d+\.\d\d times plain after the first token, \d+\.\d\d times with prefill",
+        people.stderr,
+    )
     assert "identical" in people.stderr
     assert "break-even tau" in people.stderr
     assert people.stdout.strip()

@@ -139,6 +139,33 @@ def test_what_is_no_receipt_is_refused(target, tmp_path, text, reason):
     assert reason in refusal("verify", *target, path)
 
 
+def test_answers_of_which_some_lack_a_receipt_are_refused(answer, target, tmp_path):
+    """Else an altered choice without one would pass beside a genuine one."""
+    receipts = json.loads(answer.read_text(encoding="utf-8"))
+    whole = [{"index": one["index"], "text": "a", "receipt": one} for one in receipts]
+    bare = [whole[0], {"index": 1, "text": "altered"}]
+    path = tmp_path / "answers.json"
+
+    def write(found):
+        path.write_text(json.dumps(found), encoding="utf-8")
+        return "verify", *target, path
+
+    assert "choice 1 of answer a-7 has no receipt" in refusal(
+        *write({"id": "a-7", "choices": bare})
+    )
+    assert "choice 1 of answer 2 has no receipt" in refusal(
+        *write([{"choices": whole}, {"choices": bare}])
+    )
+    assert "answer 2 has no receipt" in refusal(*write([receipts[0], {"text": "altered"}]))
+    begin = {"id": "s", "choices": [{"index": 0, "text": "a"}]}
+    ends = [{"id": "s", "choices": [choice]} for choice in whole]
+    chunks = [begin, *ends, {"id": "s", "choices": [], "usage": {}}]
+    assert len(run_json(*write(chunks))["answers"]) == 2
+    assert "choice 1 of answer s has no receipt" in refusal(
+        *write([*chunks[:2], {"id": "s", "choices": bare[1:]}])
+    )
+
+
 def test_a_receipt_that_could_not_be_written_is_refused_at_once(target, tmp_path):
     path = tmp_path / "missing" / "r.json"
     assert "create it first" in refusal("generate", *target, "--receipt", path, "abc")

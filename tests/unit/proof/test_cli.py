@@ -25,7 +25,7 @@ from blockdraft.proof.controls import CONTROLS
 from blockdraft.proof.page import make_page
 from blockdraft.proof.prove import Proof
 from blockdraft.proof.replay import compare, read_certificate, settings_of
-from blockdraft.proof.summary import sections
+from blockdraft.proof.summary import sections, verdict_line
 from tests import command_line
 from tests.tiny import tiny_drafter_folder
 
@@ -75,6 +75,20 @@ def test_a_proof_leaves_a_certificate_and_a_page(pair, tmp_path):
     assert all(control["caught"] for control in found["controls"])
     assert len(found["cases"]) == 2 * len(CORPUS)
     assert page.read_bytes().decode() == make_page(found)
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "words"),
+    [
+        ((0.0, 0.7), "bit for bit"),
+        ((0.0, 0.0), "bit for bit, in greedy requests; no sampled request was tested"),
+        ((0.7, 1.0), "bit for bit, in sampled requests; no greedy request was tested"),
+    ],
+)
+def test_a_verdict_names_what_no_case_has_tested(temperatures, words):
+    cases = [{"params": {"temperature": temperature}} for temperature in temperatures]
+    line = verdict_line({"verdict": "proven", "cases": cases})
+    assert line == f"PROVEN: drafted output equals plain output, {words}"
 
 
 def test_a_disk_that_fills_up_costs_the_file_and_not_the_proof(pair, tmp_path, monkeypatch):

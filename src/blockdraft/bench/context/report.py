@@ -31,11 +31,15 @@ _MB = 1_000_000
 
 
 def context_json(
-    llm: LLM, config: ContextConfig, prose: Prose, measurements: Sequence[ContextMeasurement]
+    llm: LLM,
+    config: ContextConfig,
+    prose: Prose,
+    measurements: Sequence[ContextMeasurement],
+    num_resumed: int = 0,
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     return {
-        **describe_result("context", llm, CONTEXT_DEFINITIONS),
+        **describe_result("context", llm, CONTEXT_DEFINITIONS, num_resumed),
         "bench": asdict(config),
         "text": prose.describe(),
         "figures": [asdict(row) for row in context_figures(llm, measurements)],

@@ -48,11 +48,11 @@ sides that equal the first ones without a drafter."""
 
 
 def concurrency_json(
-    llm: LLM, config: ConcurrencyConfig, runs: Sequence[PointRun]
+    llm: LLM, config: ConcurrencyConfig, runs: Sequence[PointRun], num_resumed: int = 0
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     report: dict[str, Any] = {
-        **describe_result("concurrency", llm, CONCURRENCY_DEFINITIONS),
+        **describe_result("concurrency", llm, CONCURRENCY_DEFINITIONS, num_resumed),
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
         "figures": [asdict(row) for row in point_figures(runs)],
         "keeping_up": [asdict(row) | {"keeps_up": row.keeps_up} for row in keeping_up(runs)],
@@ -72,10 +72,12 @@ def concurrency_json(
     return report
 
 
-def never_slower_json(llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Pair]) -> dict[str, Any]:
+def never_slower_json(
+    llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Pair], num_resumed: int = 0
+) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     return {
-        **describe_result("never-slower", llm, NEVER_SLOWER_DEFINITIONS),
+        **describe_result("never-slower", llm, NEVER_SLOWER_DEFINITIONS, num_resumed),
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
         "figures": [asdict(row) for row in pair_figures(pairs)],
         "pairs": [

@@ -54,9 +54,9 @@ PARETO_DEFINITIONS = {
     "speedup_over_plain": "throughput divided by that of plain decoding with as many concurrent "
     "requests, in the same repeat; over the repeats: median, lowest, highest",
     "readings": "a configuration's curve at the interactivity (throughput) of plain decoding with "
-    "so many concurrent requests, interpolated linearly between measured points, divided by the "
-    "throughput (interactivity) of plain decoding there; per repeat: median, lowest, highest. "
-    "Nothing is extrapolated",
+    "so many concurrent requests, divided by that of plain decoding at the same level; both are "
+    "interpolated linearly between measured points, and where a curve has several values, its "
+    "largest counts; per repeat: median, lowest, highest. Nothing is extrapolated",
     "mean_running": "requests past their first step, on average over the wall time: the "
     "concurrency that remains after the drain at the end of every turn",
     "num_identical": "outputs that equal those of the first plain run at the first point",
@@ -195,35 +195,47 @@ def _point(
 def readings(repeats: Sequence[Repeat]) -> tuple[list[CurveReading], list[CurveReading]]:
     """Throughput at equal interactivity, and interactivity at equal throughput."""
     return (
-        list(_read(repeats, throughput_at, "interactivity", "throughput")),
-        list(_read(repeats, interactivity_at, "throughput", "interactivity")),
+        list(_read(repeats, throughput_at, lambda point: point.interactivity)),
+        list(_read(repeats, interactivity_at, lambda point: point.throughput)),
     )
 
 
 def _read(
-    repeats: Sequence[Repeat], read: Callable[[Curve, float], Reading], level: str, value: str
+    repeats: Sequence[Repeat],
+    read: Callable[[Curve, float], Reading],
+    level_of: Callable[[CurvePoint], float],
 ) -> Iterator[CurveReading]:
     curves = list(grouped(repeats, lambda repeat: repeat.number).values())
+    plain_curves = [_curve(points, PLAIN.name) for points in curves]
     for way in repeats[0].runs:
         if way == PLAIN.name:
             continue
         for index, point in enumerate(curves[0]):
-            levels, found, over = [], [], []
-            for points in curves:
-                plain = _curve_point(points[index].runs[PLAIN.name])
-                levels.append(getattr(plain, level))
-                curve = [_curve_point(one.runs[way]) for one in points]
-                found.append(read(curve, levels[-1]))
-                over.append(getattr(plain, value))
+            levels = [level_of(plain[index]) for plain in plain_curves]
+            found = _read_all(read, [_curve(points, way) for points in curves], levels)
+            # Its best there, too: the point itself may lie below its curve, as where two requests
+            # at once slow nobody down.
+            plain = [one.value for one in _read_all(read, plain_curves, levels) if one.value]
             outside = sorted({one.outside for one in found if one.outside is not None})
             values = [one.value for one in found if one.value is not None]
             yield CurveReading(
                 way=way,
                 plain_concurrency=point.concurrency,
                 level=spread_of(levels).median,
-                ratio=ratios(values, over) if all(over) and not outside else None,
+                ratio=None if outside or len(plain) < len(levels) else ratios(values, plain),
                 outside=" and ".join(outside) or None,
             )
+
+
+def _read_all(
+    read: Callable[[Curve, float], Reading], curves: Sequence[Curve], levels: Sequence[float]
+) -> list[Reading]:
+    return [read(curve, level) for curve, level in zip(curves, levels, strict=True)]
+
+
+def _curve(points: Sequence[Repeat], way: str) -> Curve:
+    """Of one repeat, by concurrency."""
+    return [_curve_point(point.runs[way]) for point in points]
 
 
 def _curve_point(run: Run) -> CurvePoint:

@@ -30,7 +30,8 @@ plain: in total, with as many requests. Medians and low-high over the repeats.
 tau: tokens per target pass. same: outputs that equal those of plain decoding at
 the first point. Interpolated between measured points only: the total throughput
 of a configuration whose users are as fast as with plain decoding, and the speed
-of its users at the same total throughput; both divided by plain decoding."""
+of its users at the same total throughput; both divided by the best of plain
+decoding at that level."""
 
 
 def pareto_json(
@@ -38,6 +39,7 @@ def pareto_json(
     config: ParetoConfig,
     repeats: Sequence[Repeat],
     prompt_len: float,
+    num_resumed: int = 0,
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result, and to plan by it."""
     at_interactivity, at_throughput = readings(repeats)
@@ -47,7 +49,7 @@ def pareto_json(
     }
     drafters = {name: None if folder is None else str(folder) for name, folder in folders.items()}
     return {
-        **describe_result("pareto", bench.llm, PARETO_DEFINITIONS),
+        **describe_result("pareto", bench.llm, PARETO_DEFINITIONS, num_resumed),
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
         "mean_prompt_tokens": prompt_len,
         "mean_output_tokens": fmean(

@@ -40,10 +40,11 @@ def traffic_json(
     requests: Sequence[Request],
     ids: Sequence[str],
     repeats: Sequence[Repeat],
+    num_resumed: int = 0,
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result; `ids` are those of the prompts."""
     return {
-        **describe_result("traffic", llm, TRAFFIC_DEFINITIONS),
+        **describe_result("traffic", llm, TRAFFIC_DEFINITIONS, num_resumed),
         "bench": asdict(config),
         "figures": [asdict(row) for row in traffic_figures(repeats, requests)],
         "requests": _describe_requests(requests, ids),

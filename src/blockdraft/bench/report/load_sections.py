@@ -24,6 +24,11 @@ _REPEATS = (
     "with as many concurrent requests. TTFT, TPOT and gap: median, 95th percentile."
 )
 
+_READ = (
+    "Interpolated between measured points only; of several values at a level, plain decoding's "
+    "too, the largest counts."
+)
+
 
 def concurrency_section(result: Result) -> Section:
     """A row for each configuration and concurrency."""
@@ -87,15 +92,14 @@ def pareto_section(result: Result) -> Section:
         _readings(
             "At equal interactivity",
             "Total tokens per second divided by those of plain decoding, where the median user is "
-            "as fast as in plain decoding with so many concurrent requests. Interpolated between "
-            "measured points only.",
+            f"as fast as in plain decoding with so many concurrent requests. {_READ}",
             "tok/s per user",
             need(result, "at_equal_interactivity"),
         ),
         _readings(
             "At equal throughput",
             "Tokens per second of the median user divided by those of plain decoding, at the same "
-            "total throughput. Interpolated between measured points only.",
+            f"total throughput. {_READ}",
             "total tok/s",
             need(result, "at_equal_throughput"),
         ),

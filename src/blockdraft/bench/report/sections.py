@@ -1,6 +1,7 @@
 """What a report says of each kind of result: facts, tables and plots. Loads no model library."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from blockdraft.bench.report import load_sections, speed_sections, summary
 from blockdraft.bench.report.section import Section, without_repeats
@@ -50,7 +51,21 @@ def _origin(result: Result) -> list[str]:
     about += [f"{name} {version}" for name, version in versions.items() if version]
     config = values.get("config", {})
     about += [f"{key} {config[key]}" for key in ("target", "drafter", "dtype") if config.get(key)]
+    about += _kernel_words(values)
     memory = values.get("memory", {}).get("most_process_bytes")
     if memory:
         about.append(f"at most {memory / 2**30:.2f} GiB held")
     return [*facts, ", ".join(about)]
+
+
+def _kernel_words(values: Mapping[str, Any]) -> list[str]:
+    """Which kernels and instructions a result ran with; earlier results do not say it."""
+    if "kernels" not in values:
+        return []
+    hardware, kernels = values["hardware"], values["kernels"]
+    if hardware["gpu"]:
+        return ["Triton kernels" if hardware["triton"] else "no Triton kernels"]
+    registers = " with matrix registers" if kernels["matrix_registers"] else ""
+    words = [f"C++ kernels{registers}" if kernels["used"] else "no C++ kernels"]
+    words += [f"{name}={value}" for name, value in hardware["instruction_variables"].items()]
+    return [*words, f"CPU has {' '.join(hardware['cpu_flags']) or 'none of our instructions'}"]

@@ -25,27 +25,21 @@ from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
 
-RESUMED = {
-    "num_resumed": "turns of prompts, over all runs, measured by an earlier, interrupted run of "
-    "the same command"
-}
-
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 
 
 def json_report(
     llm: LLM, runs: Runs, others: Sequence[OtherEngine] = (), num_resumed: int = 0
 ) -> dict[str, Any]:
-    """Everything needed to judge and to repeat a result; `num_resumed` as RESUMED says."""
-    definitions = DEFINITIONS | RESUMED | (OUTSIDE_DEFINITIONS if others else {})
+    """Everything needed to judge and to repeat a result; `num_resumed` as of `describe_result`."""
+    definitions = DEFINITIONS | (OUTSIDE_DEFINITIONS if others else {})
     if any(config.score for config, _ in runs):
         definitions |= SCORE_DEFINITIONS
     lengths = length_of(runs)
     if lengths is not None:
         definitions |= LENGTH_DEFINITIONS
     return {
-        **describe_result("speed", llm, definitions),
-        "num_resumed": num_resumed,
+        **describe_result("speed", llm, definitions, num_resumed),
         **({} if lengths is None else {"break_even_length": asdict(lengths)}),
         "runs": [_run(llm, config, measurements, others) for config, measurements in runs],
     }
