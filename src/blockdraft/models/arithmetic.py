@@ -122,8 +122,9 @@ def projection_rates(model: TrainedModel) -> Rates:
     """Features of the target become keys and values in every draft layer."""
     keys_values = _context_weights(model)
     fusion = model.fc.weight
+    num_fused = fusion.numel() + _num_sums(model)
     return Rates(
-        row_flops=2 * (fusion.numel() + sum(weight.numel() for weight in keys_values)),
+        row_flops=2 * (num_fused + sum(weight.numel() for weight in keys_values)),
         forward_bytes=fusion.nbytes + sum(weight.nbytes for weight in keys_values),
         row_bytes=feature_bytes(model) + context_bytes(model),
     )
@@ -135,7 +136,12 @@ def draft_rates(model: TrainedModel) -> Rates:
     An EAGLE-3 drafter also fuses the feature before each anchor, one row a proposal: left out.
     """
     config = model.config
-    matrices = [p for layer in model.draft_layers() for p in layer.parameters() if p.ndim == 2]
+    matrices = [
+        p
+        for layer in model.draft_layers()
+        for name, p in layer.named_parameters()
+        if p.ndim == 2 and "_proj_target" not in name  # those of the context
+    ]
     per_pair = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
     return Rates(
         row_flops=2 * sum(p.numel() for p in matrices),
@@ -198,5 +204,12 @@ def _context_weights(model: TrainedModel) -> list[Tensor]:
     return [
         projection.weight
         for layer in model.draft_layers()
-        for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj)
+        for projection in layer.self_attn.context_projections
     ]
+
+
+def _num_sums(model: TrainedModel) -> int:
+    """Multiplications of a token's features by the weights of each layer."""
+    if not isinstance(model, DraftModel) or not model.config.fuses_by_layer:
+        return 0
+    return model.config.num_hidden_layers * model.config.context_width

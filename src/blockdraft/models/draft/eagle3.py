@@ -215,8 +215,8 @@ class Eagle3Model(nn.Module):
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:
-            parts = features.split(self.config.target_hidden_size, dim=-1)
-            normed = (norm(own) for norm, own in zip(self.fc_norm, parts, strict=True))
+            parts = features.chunk(self.config.num_features, dim=-1)
+            normed = (norm(own) for norm, own in zip(self.feature_norms(), parts, strict=True))
             features = torch.cat([*normed], dim=-1)
         hidden: Tensor = self.fc(features)
         return hidden
@@ -257,6 +257,10 @@ class Eagle3Model(nn.Module):
         rotation = self.rotary(positions, embeddings.dtype)
         out: Tensor = self.midlayer(embeddings, hidden, rotation, context, mask)
         return self.norm(out) if self.config.norm_output else out
+
+    def feature_norms(self) -> list[RMSNorm]:
+        """Those of `fc_norm`, with their type; none if features have none of their own."""
+        return [norm for norm in self.fc_norm or () if isinstance(norm, RMSNorm)]
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """What `forward` returned, [..., D] -> the same as `lm_head` reads it, normed once."""

@@ -39,7 +39,7 @@ class KernelEagle3:
         self._kv = joined(attention.k_proj, attention.v_proj)
         self._fc = joined(model.fc)
         self._input_norm = None if model.input_norm is None else model.input_norm.parts
-        self._feature_norms = [norm.parts for norm in model.fc_norm or ()]
+        self._feature_norms = [norm.parts for norm in model.feature_norms()]
         self._head = joined(model.lm_head)
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class KernelEagle3:
         if self._input_norm is not None:
             features = self._backend.norm(features, self._input_norm)
         if self._feature_norms:
-            parts = features.split(self._config.target_hidden_size, dim=-1)
+            parts = features.chunk(self._config.num_features, dim=-1)
             normed = (
                 self._backend.norm(own.contiguous(), norm)
                 for own, norm in zip(parts, self._feature_norms, strict=True)

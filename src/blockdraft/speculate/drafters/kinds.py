@@ -198,6 +198,8 @@ LOADERS: Mapping[str, Loader] = {
     "diffusion": _load_dflash,
     "dspark": _load_dflash,
     "domino": _load_dflash,
+    "dfly": _load_dflash,
+    "dflare": _load_dflash,
     "eagle3": _load_eagle3,
     "draft_model": _load_draft_model,
 }
