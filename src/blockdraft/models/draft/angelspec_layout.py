@@ -20,13 +20,18 @@ _MARKS = (
 _SAYS_WHICH_SLOTS = ("sample_from_anchor", "shift_label")
 
 
+def is_angelspec(raw: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is in this layout."""
+    return any(raw.get(mark) is not None for mark in _MARKS)
+
+
 def from_angelspec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """A `config.json` in the published layout; one that is in it already comes back as it is.
 
     Raises:
         ModelError: it lacks the size of a block, or two keys contradict each other.
     """
-    if not any(raw.get(mark) is not None for mark in _MARKS):
+    if not is_angelspec(raw):
         return raw
     own = {name: value for name, value in raw.items() if value is not None}
     if "block_size" not in own:
