@@ -453,6 +453,19 @@ PUBLISHED: Mapping[str, Published] = {
         ),
         *("Qwen3", 36, "embed_tokens"),
     ),
+    "Qwen3-8B-DFly-B8, first version": _published(
+        _angelspec(
+            *("DSparkDraftModel", _36),
+            model_type="dspark",
+            model_arch="dfly",
+            markov_rank=0,
+            enable_confidence_head=False,
+            confidence_head_with_markov=False,
+            enable_hidden_correction=True,
+            hidden_correction_intermediate_size=None,
+        ),
+        *("Qwen3", 36, "embed_tokens"),
+    ),
     "AngelSpec DFlare": _published(
         _angelspec(
             *("DFlashDraftModel", [1, 5, 9, 13, 17, 21, 25, 29, 33]),

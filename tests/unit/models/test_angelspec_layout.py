@@ -29,7 +29,8 @@ def test_layers_of_the_target_and_slots(name: str) -> None:
 
 
 def test_each_kind() -> None:
-    assert [read(name).kind for name in NAMES] == ["dfly", "dflare", "dflash", "dspark"]
+    assert [read(name).kind for name in NAMES] == ["dfly", "dfly", "dflare", "dflash", "dspark"]
+    assert read(NAMES[0]) == read(NAMES[1])
     dfly = "Qwen3-8B-DFly-B8"
     assert read(dfly).dfly == DFlyConfig(hidden_correction_intermediate_size=HIDDEN)
     assert read(dfly, enable_hidden_correction=None).dfly == read(dfly).dfly
@@ -37,6 +38,13 @@ def test_each_kind() -> None:
     assert found.dfly == DFlyConfig(hidden_correction_intermediate_size=12)
     found = read(dfly, enable_hidden_correction=False)
     assert found.dfly == DFlyConfig(hidden_correction_intermediate_size=0)
+
+
+def test_dfly_has_none_of_the_heads_of_dspark() -> None:
+    """Its configs may have their keys."""
+    dfly = "Qwen3-8B-DFly-B8"
+    heads = {"markov_rank": 256, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    assert read(dfly, **heads) == read(dfly)
 
 
 def test_layers_that_no_config_names() -> None:
@@ -60,7 +68,13 @@ def test_layers_that_no_config_names() -> None:
         ("Qwen3-8B-DFly-B8", {"target_hidden_size": 48}, "is 48 .*, and hidden_size 40; they are"),
         ("AngelSpec DFlare", {"target_hidden_size": 48}, "of the kind dflare, which adds up"),
         ("Qwen3-8B-DFly-B8", {"final_logit_softcapping": 9.0}, "not supported for the kind dfly"),
-        ("Qwen3-8B-DFly-B8", {"markov_rank": 8}, "which belongs to DSpark"),
+        ("Qwen3-8B-DFly-B8", {"emb_dim": 8}, "which belongs to Domino"),
+        (
+            "Qwen3-8B-DFly-B8, first version",
+            {"hidden_correction_pos_adaptive": True},
+            "hidden_correction_pos_adaptive = True",
+        ),
+        ("AngelSpec DSpark", {"markov_pos_adaptive": True}, "markov_pos_adaptive = True"),
     ],
 )
 def test_what_is_not_understood_is_refused(

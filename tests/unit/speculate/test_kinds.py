@@ -60,6 +60,8 @@ EAGLE = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}
         ({"architectures": ["DFlashDraftModel"], "model_arch": "dflash"}, "dflash"),
         ({"architectures": ["DFlashDraftModel"], "model_arch": "dflare"}, "dflare"),
         ({"architectures": ["DSparkDraftModel"], "model_arch": "dflash"}, "dspark"),
+        ({"architectures": ["DSparkDraftModel"], "model_arch": "dfly"}, "dfly"),
+        ({"architectures": ["DSparkDraftModel"], "model_arch": "dflare"}, "dspark"),
         ({"architectures": ["DFlashDraftModel"], "dflash_config": ["broken"]}, "dflash"),
         ({}, "dflash"),
         (tiny_draft_config().to_dict(), "dflash"),

@@ -17,6 +17,11 @@ _MARKS = (
 )
 """Keys that only this layout has at the top level."""
 
+_OF_DSPARK = (
+    *("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+)
+"""What DFly's configs may have too: its first version shared DSpark's. It has none of the heads."""
+
 _SAYS_WHICH_SLOTS = ("sample_from_anchor", "shift_label")
 
 
@@ -53,6 +58,9 @@ def from_angelspec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             f"the drafter's config.json has no target_layer_ids and num_target_layers = {num_read};"
             " add the layers of the target that it reads, the first being 0"
         )
+    if own.get("model_arch") == "dfly" or "Qwen3DFlyModel" in own.get("architectures", ()):
+        for name in _OF_DSPARK:
+            own.pop(name, None)
     if not any(name in own for name in _SAYS_WHICH_SLOTS):
         own["sample_from_anchor"] = False
     return own

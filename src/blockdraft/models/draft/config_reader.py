@@ -44,6 +44,9 @@ PROJECTORS: tuple[BlockKind, ...] = ("dflash2", "dspark", "domino", "dfly", "dfl
 _ARCH_BY_DEFAULT = "dflash"
 """What AngelSpec's configs of any kind may have in `model_arch`."""
 
+_DFLY_AT_FIRST = ("dspark", "dfly")
+"""Architecture and `model_arch` of DFly in AngelSpec's first version."""
+
 _LAYERS_OF_OTHERS = "eagle_aux_hidden_state_layer_ids"
 """Where some tools write the layers that are read, for other engines; the first is 1."""
 
@@ -103,6 +106,9 @@ UNSUPPORTED: dict[str, object] = {
     # AngelSpec's, of which the other is a gate over normed features; and DFly's one correction.
     "fusion_type": "concat_fc",
     "hidden_correction_type": "swiglu",
+    # Of its first version: corrections whose strength depends on the slot.
+    "hidden_correction_pos_adaptive": False,
+    "markov_pos_adaptive": False,
     "is_neox_style": True,
     "logit_scale": 1.0,
     "mlp_bias": False,
@@ -281,12 +287,20 @@ def _kind_of(raw: Mapping[str, Any]) -> BlockKind:
         raise _unsupported(f"projector_type = {projector!r}", "a drafter of another method")
     if projector in (None, named) or (projector == "dflash" and named in ("dflash2", "diffusion")):
         return named
-    if named != "dflash":
+    if not may_be_named_by_projector(named, projector):
         raise ModelError(
             f"the drafter's config.json has architectures = {architectures} and projector_type = "
             f"{projector!r}; make it say one or the other"
         )
     return next(kind for kind in PROJECTORS if kind == projector)
+
+
+def may_be_named_by_projector(named: str, projector: object) -> bool:
+    """Whether a config whose architecture names this kind may be of the kind that projector says.
+
+    Most successors of DFlash have published under its name, and DFly first under DSpark's.
+    """
+    return projector in PROJECTORS and (named == "dflash" or (named, projector) == _DFLY_AT_FIRST)
 
 
 def projector_of(raw: Mapping[str, Any]) -> object:
