@@ -57,6 +57,7 @@ def test_layers_that_no_config_names() -> None:
     ("name", "changes", "problem"),
     [
         ("AngelSpec DFlash", {"block_size": None}, "add the dflash_block_size that it was trained"),
+        ("AngelSpec DFlash", {"architectures": 3}, "architectures is 3 .* give a list of names"),
         ("AngelSpec DFlash", {"num_target_layers": 4}, "= 4, and target_layer_ids names 5"),
         ("AngelSpec DFlare", {"target_layer_ids": None}, "num_target_layers = 9; add the layers"),
         ("AngelSpec DFlash", {"fusion_type": "gated_sum"}, "fusion_type = 'gated_sum': it is a"),

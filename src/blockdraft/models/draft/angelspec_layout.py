@@ -58,7 +58,7 @@ def from_angelspec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             f"the drafter's config.json has no target_layer_ids and num_target_layers = {num_read};"
             " add the layers of the target that it reads, the first being 0"
         )
-    if own.get("model_arch") == "dfly" or "Qwen3DFlyModel" in own.get("architectures", ()):
+    if own.get("model_arch") == "dfly" or own.get("architectures") == ["Qwen3DFlyModel"]:
         for name in _OF_DSPARK:
             own.pop(name, None)
     if not any(name in own for name in _SAYS_WHICH_SLOTS):
