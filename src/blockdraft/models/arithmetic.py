@@ -122,9 +122,8 @@ def projection_rates(model: TrainedModel) -> Rates:
     """Features of the target become keys and values in every draft layer."""
     keys_values = _context_weights(model)
     fusion = model.fc.weight
-    num_fused = fusion.numel() + _num_sums(model)
     return Rates(
-        row_flops=2 * (num_fused + sum(weight.numel() for weight in keys_values)),
+        row_flops=2 * (_num_fused(model) + sum(weight.numel() for weight in keys_values)),
         forward_bytes=fusion.nbytes + sum(weight.nbytes for weight in keys_values),
         row_bytes=feature_bytes(model) + context_bytes(model),
     )
@@ -208,8 +207,9 @@ def _context_weights(model: TrainedModel) -> list[Tensor]:
     ]
 
 
-def _num_sums(model: TrainedModel) -> int:
-    """Multiplications of a token's features by the weights of each layer."""
+def _num_fused(model: TrainedModel) -> int:
+    """Multiplications that make the layers' contexts of a token's features."""
     if not isinstance(model, DraftModel) or not model.config.fuses_by_layer:
-        return 0
-    return model.config.num_hidden_layers * model.config.context_width
+        return model.fc.weight.numel()
+    sums = model.config.num_hidden_layers * model.config.context_width
+    return sums if model.config.dflare else sums + model.fc.weight.numel()
