@@ -64,9 +64,23 @@ class Reference:
         """
         cache: Cache = []
         for place, feature in enumerate(features):
-            fused = self._weights["fc.weight"] @ feature
+            fused = self.fuse(feature)
             hidden = self.step(cache, token_ids[place + 1], fused, place)
         return hidden, cache
+
+    def fuse(self, feature: Tensor) -> Tensor:
+        """The hidden state [D] of a token, of the target's features [F] of it."""
+        if self._config.norm_before_fc:
+            feature = self._norm(feature, "input_norm.weight")
+        if self._config.fc_norm:
+            size = self._config.target_hidden_size
+            feature = torch.cat(
+                [
+                    self._norm(feature[start : start + size], f"fc_norm.{start // size}.weight")
+                    for start in range(0, len(feature), size)
+                ]
+            )
+        return self._weights["fc.weight"] @ feature
 
     def step(self, cache: "Cache", token_id: int, hidden: Tensor, position: int) -> Tensor:
         """One pair, whose key and value are added to the cache; returns the hidden state [D]."""
@@ -95,11 +109,14 @@ class Reference:
         y = self._norm(x, "midlayer.post_attention_layernorm.weight")
         gate = torch.nn.functional.silu(w["midlayer.mlp.gate_proj.weight"] @ y)
         up = w["midlayer.mlp.up_proj.weight"] @ y
-        return x + w["midlayer.mlp.down_proj.weight"] @ (gate * up)
+        out = x + w["midlayer.mlp.down_proj.weight"] @ (gate * up)
+        return self._norm(out, "norm.weight") if config.norm_output else out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[D] -> [V]; tokens that the head does not know have -inf."""
-        found = self._weights["lm_head.weight"] @ self._norm(hidden, "norm.weight")
+        if not self._config.norm_output:
+            hidden = self._norm(hidden, "norm.weight")
+        found = self._weights["lm_head.weight"] @ hidden
         whole = torch.full((self._config.vocab_size,), -torch.inf)
         for row, token_id in enumerate(self._known):
             whole[token_id] = found[row]

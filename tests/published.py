@@ -189,7 +189,7 @@ class Published:
 def _published(
     config: Mapping[str, Any], target: str, target_layers: int, *own: str, **options: Any
 ) -> Published:
-    ids = config["dflash_config"]["target_layer_ids"] if "dflash_config" in config else None
+    ids = config.get("dflash_config", config).get("target_layer_ids")
     found = ids or [i - 1 for i in config["aux_hidden_state_layer_ids"]]
     return Published(
         config, target, {"num_hidden_layers": target_layers, **options}, tuple(found), own
@@ -209,6 +209,9 @@ def shallow(case: Published) -> Published:
     if "first_k_dense_replace" in options:
         options["first_k_dense_replace"] = num_layers - 1
     config = dict(case.config)
+    if "target_num_hidden_layers" in config:
+        config |= {"target_num_hidden_layers": num_layers, "target_layer_ids": list(ids)}
+        return replace(case, config=config, target_options=options, layer_ids=ids)
     if "num_target_layers" in config:
         config["num_target_layers"] = num_layers
     if "dflash_config" in config:
@@ -216,6 +219,27 @@ def shallow(case: Published) -> Published:
     else:
         config["aux_hidden_state_layer_ids"] = [i + 1 for i in ids]
     return replace(case, config=config, target_options=options, layer_ids=ids)
+
+
+def _angelspec(architecture: str, ids: list[int], **changes: Any) -> dict[str, Any]:
+    """As AngelSpec exports it, and with the size of a block, which it leaves out."""
+    left_out = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+    config = {name: value for name, value in _QWEN3.items() if name not in left_out}
+    return {
+        **config,
+        "architectures": [architecture],
+        "auto_map": None,
+        "block_size": 8,
+        "draft_vocab_size": VOCAB_SIZE,
+        "mask_token_id": MASK,
+        "num_target_layers": len(ids),
+        "target_hidden_size": HIDDEN,
+        "target_layer_ids": ids,
+        "target_num_hidden_layers": 36,
+        "torch_dtype": "float32",
+        "_angelspec_version": "unknown",
+        **changes,
+    }
 
 
 _36 = [1, 9, 17, 25, 33]
@@ -421,6 +445,43 @@ PUBLISHED: Mapping[str, Published] = {
         },
         *("Qwen3", 36),
     ),
+    "Qwen3-8B-DFly-B8": _published(
+        _angelspec(
+            *("Qwen3DFlyModel", _36),
+            enable_hidden_correction=True,
+            hidden_correction_intermediate_size=None,
+        ),
+        *("Qwen3", 36, "embed_tokens"),
+    ),
+    "Qwen3-8B-DFly-B8, first version": _published(
+        _angelspec(
+            *("DSparkDraftModel", _36),
+            model_type="dspark",
+            model_arch="dfly",
+            markov_rank=0,
+            enable_confidence_head=False,
+            confidence_head_with_markov=False,
+            enable_hidden_correction=True,
+            hidden_correction_intermediate_size=None,
+        ),
+        *("Qwen3", 36, "embed_tokens"),
+    ),
+    "AngelSpec DFlare": _published(
+        _angelspec(
+            *("DFlashDraftModel", [1, 5, 9, 13, 17, 21, 25, 29, 33]),
+            model_type="dflash",
+            model_arch="dflare",
+            num_hidden_layers=7,
+        ),
+        *("Qwen3", 36, "embed_tokens"),
+    ),
+    "AngelSpec DFlash": _published(
+        _angelspec("DFlashDraftModel", _36, model_type="dflash"), *("Qwen3", 36, "embed_tokens")
+    ),
+    "AngelSpec DSpark": _published(
+        _angelspec("DSparkDraftModel", _36, model_type="dspark", **_DSPARK),
+        *("Qwen3", 36, "embed_tokens"),
+    ),
     "speculators, DSpark": _published(
         _speculators({}, **_DSPARK_OF_SPECULATORS, draft_vocab_size=len(KNOWN_TOKENS)),
         *("Qwen3", 36, "embed_tokens", "lm_head", "t2d", "d2t"),
@@ -449,8 +510,18 @@ PUBLISHED: Mapping[str, Published] = {
 }
 
 
+_ANGELSPEC_NAMES = {
+    "fc.weight": "context_proj.weight",
+    "hidden_norm.weight": "context_norm.weight",
+    "norm.weight": "final_norm.weight",
+}
+
+
 def write_published(folder: Path, case: Published) -> dict[str, Tensor]:
-    """Write config.json and random weights, by names and shapes that stand here; return them."""
+    """Write config.json and random weights, by names and shapes that stand here; return them.
+
+    AngelSpec's have other names in the file.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(case.config), encoding="utf-8")
     torch.manual_seed(0)
@@ -461,7 +532,11 @@ def write_published(folder: Path, case: Published) -> dict[str, Tensor]:
         tensors["d2t"] = known - torch.arange(num_known)
         tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
         tensors["t2d"][known] = True
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    theirs = {_ANGELSPEC_NAMES.get(name, name): value for name, value in tensors.items()}
+    written = theirs if "_angelspec_version" in case.config else tensors
+    save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
+    if case.config.get("model_arch") == "dflare":
+        tensors["fc.weight"] = tensors.pop("layer_fusion_weights")
     if "mask_embedding" in case.own:
         vector = torch.randn(case.config["hidden_size"])
         torch.save({"mask_token_id": MASK, "embedding": vector}, folder / "mask_embedding.pt")
@@ -522,4 +597,24 @@ def _shapes(case: Published) -> dict[str, tuple[int, ...]]:
         found["embed_tokens.weight"] = (VOCAB_SIZE, hidden)
     if "lm_head" in case.own:
         found["lm_head.weight"] = (num_known, hidden)
+    if "_angelspec_version" in config:
+        _fuse_by_layer(config, found)
     return found
+
+
+def _fuse_by_layer(config: Mapping[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    """What DFly and DFlare drafters have instead of a DFlash drafter's tensors, or beside them."""
+    is_dfly, hidden = "enable_hidden_correction" in config, config["hidden_size"]
+    if is_dfly or config.get("model_arch") == "dflare":
+        fusion = config["num_hidden_layers"], config["num_target_layers"]
+        shapes["layer_fusion_weights"] = fusion
+    if is_dfly:
+        for part in ("gate", "up"):
+            shapes[f"hidden_correction.{part}_proj.weight"] = (hidden, 2 * hidden)
+        shapes["hidden_correction.down_proj.weight"] = (hidden, hidden)
+        for part in ("hidden", "embed"):
+            shapes[f"hidden_correction.{part}_norm.weight"] = (hidden,)
+    elif "layer_fusion_weights" in shapes:
+        del shapes["fc.weight"]
+        for name in [name for name in shapes if "k_proj" in name or "v_proj" in name]:
+            shapes[name.replace("_proj.", "_proj_target.")] = shapes[name]

@@ -17,6 +17,7 @@ from transformers import (
 
 from blockdraft.models.draft.config import (
     DFlash2Config,
+    DFlyConfig,
     DominoConfig,
     DraftConfig,
     DSparkConfig,
@@ -117,8 +118,16 @@ PATH_HEADS: Mapping[str, Mapping[str, Any]] = {
         "drafts_from_anchor": True,
     },
     "domino unshifted": {"domino": DominoConfig(emb_dim=8, gru_hidden_dim=12)},
+    "dfly": {"dfly": DFlyConfig(hidden_correction_intermediate_size=24)},
 }
-"""What makes a tiny drafter one of DSpark, with each kind of Markov head, or of Domino."""
+"""What makes a tiny drafter one of DSpark, with each kind of Markov head, of Domino, or of DFly."""
+
+LAYER_FUSIONS: Mapping[str, Mapping[str, Any]] = {
+    "dflare": {"dflare": True},
+    "dfly": PATH_HEADS["dfly"],
+    "dfly without correction": {"dfly": DFlyConfig(hidden_correction_intermediate_size=0)},
+}
+"""What makes each layer of a tiny drafter read another fusion of the features."""
 
 
 def tiny_draft_config(vocab_size: int = VOCAB_SIZE, **changes: object) -> DraftConfig:
@@ -156,17 +165,21 @@ def tiny_drafter(
         return model.to(dtype).eval()
 
 
-_LARGE = ("codebook", "markov_w", "prefix_gru.", "embed_proj.")
-_WEIGHTS = ("candidate_selector.", "markov_head.")
+_LARGE = ("codebook", "markov_w", "prefix_gru.", "embed_proj.", "layer_fusion_weights")
+_WEIGHTS = (
+    *("candidate_selector.", "markov_head.", "_proj_target."),
+    *(f"hidden_correction.{part}_proj." for part in ("gate", "up", "down")),
+)
 
 
 def randomize_additions(model: DraftModel) -> None:
     """Let matter what others than DFlash have; a fresh DFlash 2 changes nothing."""
+    fusion = model.fc.weight if model.config.dflare else None
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "_conv." in name:
                 parameter.add_(0.3 * torch.randn(parameter.shape))
-            elif any(part in name for part in _LARGE):
+            elif any(part in name for part in _LARGE) or parameter is fusion:
                 parameter.normal_()
             elif any(part in name for part in _WEIGHTS):
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)

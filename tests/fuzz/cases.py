@@ -99,7 +99,7 @@ class EngineShape:
     predicted is drafted beside it, some predictions right and some not.
     """
 
-    drafter: Literal["oracle", "dflash", "dflash2", "dspark", "domino"]
+    drafter: Literal["oracle", "dflash", "dflash2", "dspark", "domino", "dfly", "dflare"]
     accuracies: tuple[float, ...]
     depths: tuple[int, ...]
     num_pages: int
@@ -237,7 +237,7 @@ def _draw_engine(
     ample = sum(n * one.params.n for n, one in zip(needed, requests, strict=True)) + 1
     drafter = draw.choice(_BLOCKS)
     if drafter == "dflash":
-        drafter = draw.choice(("dflash", "dflash2", "dspark", "domino"))
+        drafter = draw.choice(("dflash", "dflash2", "dspark", "domino", "dfly", "dflare"))
     accuracies = draw.choice(((1.0,), (0.0,), (0.5, 0.9, 0.98), (0.95, 1.0), (0.9,)))
     depths = draw.choice(
         (

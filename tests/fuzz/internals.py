@@ -16,7 +16,7 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Sequence
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.samples import Samples
-from blockdraft.models.draft.config import DFlash2Config, DominoConfig, DSparkConfig
+from blockdraft.models.draft.config import DFlash2Config, DFlyConfig, DominoConfig, DSparkConfig
 from blockdraft.models.draft.config_reader import MarkovHeadType
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
@@ -117,10 +117,18 @@ def _domino_of(shape: ModelShape) -> dict[str, Any]:
     return {"domino": config, "drafts_from_anchor": shape.seed % 2 == 0}
 
 
+def _dfly_of(shape: ModelShape) -> dict[str, Any]:
+    """With and without a correction; the anchor's slot drafts or not."""
+    config = DFlyConfig(hidden_correction_intermediate_size=shape.seed % 9)
+    return {"dfly": config, "drafts_from_anchor": shape.seed % 2 == 0}
+
+
 _ADDED: Mapping[str, Callable[[ModelShape], dict[str, Any]]] = {
     "dflash2": _dflash2_of,
     "dspark": _dspark_of,
     "domino": _domino_of,
+    "dfly": _dfly_of,
+    "dflare": lambda shape: {"dflare": True},
 }
 
 

@@ -21,7 +21,7 @@ def test_a_few_random_requests() -> None:
     smoke("requests", num_cases=3)
 
 
-@pytest.mark.parametrize("drafter", ["dflash2", "dspark", "domino"])
+@pytest.mark.parametrize("drafter", ["dflash2", "dspark", "domino", "dfly", "dflare"])
 def test_a_few_requests_with(drafter: str) -> None:
     smoke_of("requests", lambda case: case.engine.drafter == drafter, num_cases=1)
 

@@ -22,7 +22,7 @@ def test_a_few_random_shapes() -> None:
     smoke("shapes", num_cases=6)
 
 
-@pytest.mark.parametrize("drafter", ["dflash2", "dspark", "domino"])
+@pytest.mark.parametrize("drafter", ["dflash2", "dspark", "domino", "dfly", "dflare"])
 def test_a_few_shapes_with(drafter: str) -> None:
     smoke_of("shapes", lambda case: case.engine.drafter == drafter, num_cases=2)
 

@@ -4,7 +4,7 @@ The definition is `tests.eagle.Reference`: one pair after another, in loops, fro
 transformers computes. A drafter that reads a prompt from memory must propose the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE
@@ -22,6 +23,7 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft import pair_contexts
+from blockdraft.models.draft.eagle3_kernels import KernelEagle3
 from blockdraft.models.draft.pair_contexts import PagedPairs
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.sequential import SequentialTarget
@@ -150,6 +152,8 @@ SHAPES: list[dict[str, Any]] = [
     {},
     {"norm_before_residual": True, "head_norms": True},
     {"draft_vocab_size": VOCAB_SIZE},
+    {"norm_before_fc": True, "norm_output": True},
+    {"fc_norm": True},
 ]
 
 
@@ -164,7 +168,9 @@ def test_every_node_is_what_the_reference_says(way: Way, fields: dict[str, Any])
 
 @pytest.mark.usefixtures("without_kernels")
 def test_torchs_operations_say_the_same() -> None:
-    look_at("paged", replace(PARAMS["greedy"], max_tokens=6), TREE, head_norms=True)
+    few = replace(PARAMS["greedy"], max_tokens=6)
+    look_at("paged", few, TREE, head_norms=True)
+    look_at("paged", few, TREE, fc_norm=True, norm_output=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -173,16 +179,17 @@ def test_chains_are_drafted_with_the_noise_of_the_request(way: Way) -> None:
     look_at(way, replace(PARAMS["filters"], max_tokens=8), None)
 
 
+@pytest.mark.parametrize("fields", [{}, {"norm_before_fc": True, "norm_output": True}], ids=str)
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.one_in(2)
-def test_output_is_that_of_plain_decoding(way: Way, name: str) -> None:
+@pytest.mark.one_in(4)
+def test_output_is_that_of_plain_decoding(way: Way, name: str, fields: dict[str, Any]) -> None:
     with make_target(way, tiny_target()).released_after() as target:
         for num_nodes in (None, 60):
             if isinstance(target, PagedTarget):
                 target.memory.on_forget = None  # the drafter before is forgotten
                 target.memory.reuse = False
-            drafter = make_eagle(target, make_model())
+            drafter = make_eagle(target, make_model(**fields))
             result = check_drafted_equals_plain(
                 target, drafter, LONG[:70], PARAMS[name], after_step=in_trees(num_nodes)
             )
@@ -358,6 +365,47 @@ def first_visible() -> AbstractContextManager[object]:
         self._sees[..., 0] = True
 
     return patch.object(forwards, "__init__", faulty)
+
+
+NORMS = {"norm_before_fc": True, "norm_output": True}
+
+
+def without_input_norm(runs: Any) -> None:
+    """The features enter `fc` as they are."""
+    if isinstance(runs, KernelEagle3):
+        runs._input_norm = None
+    else:
+        runs.input_norm = None
+
+
+def raw_output(runs: Any) -> None:
+    """What enters the next depth is the raw output; the head norms it, as always without this."""
+    if isinstance(runs, KernelEagle3):
+        runs._config = replace(runs._config, norm_output=False)
+    else:
+        runs.config = replace(runs.config, norm_output=False)
+
+
+def normed_twice(runs: Any) -> None:
+    """The head norms what is normed already."""
+    logits = runs.logits
+    runs.logits = lambda hidden: logits(F.rms_norm(hidden, hidden.shape[-1:]))
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("fault", [without_input_norm, raw_output, normed_twice])
+def test_faults_of_norms_are_seen(fault: Callable[[Any], None]) -> None:
+    init = Eagle3Drafter.__init__
+
+    def faulty(self: Any, *arguments: Any) -> None:
+        init(self, *arguments)
+        fault(self.runs)
+
+    with (
+        patch.object(Eagle3Drafter, "__init__", faulty),
+        pytest.raises(AssertionError, match=SEEN),
+    ):
+        look_at("paged", replace(PARAMS["greedy"], max_tokens=8), TREE, **NORMS)
 
 
 @pytest.mark.parametrize("fault", [unshifted, sibling_visible, rows_as_tokens, first_visible])

@@ -1,4 +1,4 @@
-"""What DSpark and Domino propose is what their papers say; output is plain decoding's.
+"""What DSpark, Domino and DFly propose is what their definitions say; output is plain decoding's.
 
 The formulas are written here once more, in loops over the tokens of a path and in float64, from
 features of the target that transformers computes.
@@ -20,7 +20,7 @@ from blockdraft.diagnose.doctor import offline
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.dflash import DraftModel
-from blockdraft.models.draft.path_heads import PathLogits
+from blockdraft.models.draft.path_heads import HiddenCorrection, PathLogits
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.path_head import PathHeadDrafter
 from blockdraft.speculate.drafters.slots import NUM_CANDIDATES
@@ -60,7 +60,8 @@ class PathOracle(Oracle):
     def ranked(self, path: Sequence[int]) -> list[int]:
         """See Oracle. Behind the choice come those that are looked at, of the largest logits."""
         tokens = [self.sample.token_ids[-1], *path]
-        added = self.markov(tokens) if self.model.config.dspark else self.domino(tokens)
+        kind = {"dspark": self.markov, "domino": self.domino, "dfly": self.dfly}
+        added = kind[self.model.config.kind](tokens)
         logits = self.logits[len(path)] + added
         noisy = logits + self.noise(len(path))
         first, looked_at = int(noisy.argmax()), logits.topk(NUM_CANDIDATES).indices
@@ -103,6 +104,24 @@ class PathOracle(Oracle):
         inputs = torch.cat((self.hidden[len(tokens) - 1], state[0]))
         inner = torch.nn.functional.silu(weights["embed_proj.0.weight"] @ inputs)
         result: Tensor = weights["embed_proj.2.weight"] @ inner
+        return result
+
+    def dfly(self, tokens: list[int]) -> Tensor:
+        """W D (silu(G x) * U x), x = norm(h) :: norm(e), e of the last token, W the head."""
+        weights = {
+            name.removeprefix("hidden_correction."): value
+            for name, value in self.model.state_dict().items()
+        }
+
+        def normed(x: Tensor, name: str) -> Tensor:
+            scale = torch.sqrt((x * x).mean() + self.model.config.rms_norm_eps)
+            return x / scale * weights[name]
+
+        hidden = normed(self.hidden[len(tokens) - 1], "hidden_norm.weight")
+        x = torch.cat((hidden, normed(self.drafter.embed_weight[tokens[-1]], "embed_norm.weight")))
+        gate = torch.nn.functional.silu(weights["gate_proj.weight"] @ x)
+        added = weights["down_proj.weight"] @ (gate * (weights["up_proj.weight"] @ x))
+        result: Tensor = self.target.model.get_output_embeddings().weight @ added
         return result
 
 
@@ -198,6 +217,11 @@ def hidden_of_the_slot_before() -> AbstractContextManager[object]:
     return patch.object(PathLogits, "__init__", init)
 
 
+def without_correction() -> AbstractContextManager[object]:
+    """Nothing is added to the hidden states."""
+    return patch.object(HiddenCorrection, "forward", lambda self, hidden, embeddings: hidden * 0.0)
+
+
 SEEN = "another candidate is best|assert .* == "
 
 
@@ -212,6 +236,10 @@ SEEN = "another candidate is best|assert .* == "
         ("rnn", state_that_forgets),
         ("domino", state_that_forgets),
         ("gated", hidden_of_the_slot_before),
+        ("dfly", behind_the_anchor),
+        ("dfly", slots_shifted_by_one),
+        ("dfly", hidden_of_the_slot_before),
+        ("dfly", without_correction),
     ],
 )
 def test_the_definition_finds(name: str, fault: Fault, way: Way) -> None:
@@ -294,7 +322,7 @@ def test_the_targets_own_logits_are_accepted(name: str, params: dict[str, Any]) 
         check_own_logits(target, drafter, options, least_drafted=12)
 
 
-@pytest.mark.parametrize("name", ["dspark", "domino"])
+@pytest.mark.parametrize("name", ["dspark", "domino", "dfly"])
 @pytest.mark.parametrize("known", [None, list(range(0, 272, 3))], ids=["all", "some"])
 def test_a_grammar_is_followed(name: str, known: list[int] | None, tmp_path: Any) -> None:
     """Also where the drafter guesses some tokens only."""

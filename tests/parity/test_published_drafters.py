@@ -34,7 +34,14 @@ from tests.published import (
     write_published,
 )
 from tests.stock_products import KEEP_ROWS
-from tests.tiny import TINY_SIZES, VOCAB_SIZE, tiny_draft_config, tiny_target
+from tests.tiny import (
+    LAYER_FUSIONS,
+    TINY_SIZES,
+    VOCAB_SIZE,
+    tiny_draft_config,
+    tiny_drafter,
+    tiny_target,
+)
 from tests.train_runs import small_config
 
 SIZES = {"hidden_size": HIDDEN, "num_attention_heads": 4, "head_dim": 8}
@@ -298,6 +305,14 @@ def test_training_does_not_start_from_other_methods(
     options = {"init_from": tmp_path / "drafter", "device": "cpu", "architecture": architecture}
     with pytest.raises(ModelError, match=what):
         load_trained(small_config(tmp_path, **options), target_of(case), [])
+
+
+@pytest.mark.parametrize("kind", ["dfly", "dflare"])
+def test_training_does_not_start_from_fusions_by_layer(kind: str, tmp_path: Path) -> None:
+    tiny_drafter(**LAYER_FUSIONS[kind]).save_pretrained(tmp_path / "drafter")
+    run = small_config(tmp_path, init_from=tmp_path / "drafter", device="cpu")
+    with pytest.raises(ModelError, match=f"is of the kind {kind}: drafting with it works, but"):
+        load_trained(run, tiny_target(), [])
 
 
 def test_training_does_not_start_where_the_anchors_slot_drafts(tmp_path: Path) -> None:

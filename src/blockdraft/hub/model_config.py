@@ -14,7 +14,7 @@ ASSISTANT = "AssistantForCausalLM"
 """How the names of Gemma 4's drafters end, which read the keys and values of their target."""
 _DRAFTER_KEYS = (
     *("dflash_config", "eagle_config", "speculators_model_type", "draft_vocab_size"),
-    "markov_rank",
+    *("markov_rank", "target_num_hidden_layers"),
 )
 """That no target's config has."""
 

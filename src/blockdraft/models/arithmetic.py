@@ -123,7 +123,7 @@ def projection_rates(model: TrainedModel) -> Rates:
     keys_values = _context_weights(model)
     fusion = model.fc.weight
     return Rates(
-        row_flops=2 * (fusion.numel() + sum(weight.numel() for weight in keys_values)),
+        row_flops=2 * (_num_fused(model) + sum(weight.numel() for weight in keys_values)),
         forward_bytes=fusion.nbytes + sum(weight.nbytes for weight in keys_values),
         row_bytes=feature_bytes(model) + context_bytes(model),
     )
@@ -135,7 +135,12 @@ def draft_rates(model: TrainedModel) -> Rates:
     An EAGLE-3 drafter also fuses the feature before each anchor, one row a proposal: left out.
     """
     config = model.config
-    matrices = [p for layer in model.draft_layers() for p in layer.parameters() if p.ndim == 2]
+    matrices = [
+        p
+        for layer in model.draft_layers()
+        for name, p in layer.named_parameters()
+        if p.ndim == 2 and "_proj_target" not in name  # those of the context
+    ]
     per_pair = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
     return Rates(
         row_flops=2 * sum(p.numel() for p in matrices),
@@ -198,5 +203,13 @@ def _context_weights(model: TrainedModel) -> list[Tensor]:
     return [
         projection.weight
         for layer in model.draft_layers()
-        for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj)
+        for projection in layer.self_attn.context_projections
     ]
+
+
+def _num_fused(model: TrainedModel) -> int:
+    """Multiplications that make the layers' contexts of a token's features."""
+    if not isinstance(model, DraftModel) or not model.config.fuses_by_layer:
+        return model.fc.weight.numel()
+    sums = model.config.num_hidden_layers * model.config.context_width
+    return sums if model.config.dflare else sums + model.fc.weight.numel()

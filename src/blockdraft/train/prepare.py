@@ -228,7 +228,7 @@ def start_shape(
         ConfigError: the settings ask for another shape.
         ModelError: drafter and target do not fit each other.
     """
-    if found.drafts_from_anchor or found.kind in ("dspark", "domino"):
+    if found.drafts_from_anchor or found.kind in ("dspark", "domino", "dfly", "dflare"):
         kind = found.kind
         what = "drafts from its anchor's slot too" if kind == "dflash" else f"is of the kind {kind}"
         raise ModelError(

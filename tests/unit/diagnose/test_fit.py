@@ -142,6 +142,16 @@ def test_whether_tokens_are_the_same_is_not_known_from_configs(tmp_path: Path) -
     assert not any("tokens" in text for text in examine_fit(target, other, torch.float32).later)
 
 
+@pytest.mark.parametrize("name", ["Qwen3-8B-DFly-B8", "AngelSpec DFlare"])
+def test_exports_of_angelspec_are_told_by_their_config(tmp_path: Path, name: str) -> None:
+    case = shallow(PUBLISHED[name])
+    write_published(tmp_path / "drafter", case)
+    target = config_folder(tmp_path / "target", case.target, {**SIZES, **case.target_options})
+    fit = examine_fit(target, tmp_path / "drafter", torch.float32)
+    assert fit.fits, fit.reason
+    assert (fit.drafter.layout, fit.drafter.longest_path) == ("AngelSpec", 7)
+
+
 @pytest.mark.parametrize("name", ["GLM-5.3", "speculators, vocabulary of its own"])
 def test_names_in_the_files_tell_what_a_drafter_brings(tmp_path: Path, name: str) -> None:
     case = shallow(PUBLISHED[name])

@@ -114,7 +114,7 @@ def test_a_pair_is_served(folders, options, caplog):
     assert kept_quiet(caplog) == []
 
 
-@pytest.mark.parametrize("name", ["rnn", "domino"])
+@pytest.mark.parametrize("name", ["rnn", "domino", "dfly"])
 def test_a_path_head_drafts(name, tmp_path, caplog):
     drafter = tiny_drafter_folder(tmp_path, **PATH_HEADS[name])
     folders = str(tiny_target_folder(tmp_path)), str(drafter)

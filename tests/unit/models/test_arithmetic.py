@@ -22,6 +22,7 @@ from tests import eagle
 from tests.parity.targets import make_eagle
 from tests.tiny import (
     HIDDEN_SIZE,
+    LAYER_FUSIONS,
     LAYER_IDS,
     MOE_KINDS,
     NUM_LAYERS,
@@ -37,10 +38,10 @@ NUM_CACHED = 60
 HEAD_DIM = 16
 
 
-def tiny_engine(kind="llama"):
+def tiny_engine(kind="llama", **drafter_changes):
     """In float64, whose linear layers torch counts, and without rows that only fill up."""
     model = tiny_target(kind, torch.float64)
-    drafter_model = tiny_drafter(torch.float64)
+    drafter_model = tiny_drafter(torch.float64, **drafter_changes)
     pages = Pages(8)
     target = PagedTarget(model, pages, layer_ids=LAYER_IDS, exact=False)
     contexts = PagedContexts(drafter_model.config, pages, drafter_model.fc.weight)
@@ -94,6 +95,15 @@ def test_flops_of_a_drafted_step_are_those_that_torch_counts(kind):
     assert lines["draft"].work == Work(NUM_ROWS, 0, NUM_ROWS * 64, NUM_CACHED, 1, 1)
     assert lines["draft_head"].work.head_rows == NUM_ROWS - 1
     assert lines["draft_prefill"].work.rows == NUM_CACHED
+
+
+@pytest.mark.parametrize("name", ["dflare", "dfly without correction"])
+def test_flops_of_fusions_by_layer_are_those_that_torch_counts(name):
+    engine = tiny_engine(**LAYER_FUSIONS[name])
+    engine.add(range(1, 1 + NUM_CACHED), SamplingParams(max_tokens=20, ignore_eos=True))
+    engine.step()
+    counted, lines = counted_step(engine)
+    assert counted == pytest.approx(sum(line.flops for line in lines.values()), rel=1e-12)
 
 
 def test_flops_of_other_drafters_are_those_that_torch_counts():

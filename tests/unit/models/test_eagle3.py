@@ -1,9 +1,11 @@
 """The EAGLE-3 module: equal to a literal reference, in decoding and in the steps of training."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from blockdraft.models.draft.eagle3 import Eagle3Model, GrowingKV
 from tests.eagle import Reference, make_model
@@ -15,6 +17,8 @@ SHAPES: list[dict[str, object]] = [
     {"head_norms": True},
     {"draft_vocab_size": VOCAB_SIZE},
     {"target_hidden_size": 24, "target_layer_ids": (0, 2)},
+    {"target_hidden_size": 24, "target_layer_ids": (0, 2), "fc_norm": True},
+    {"norm_before_fc": True, "norm_output": True},
 ]
 
 
@@ -64,8 +68,9 @@ def test_training_steps_are_the_reference_along_each_drafted_chain(
             )
 
 
-def test_gradients_reach_all_weights_through_all_steps() -> None:
-    model = make_model(scale=1.0).train()
+@pytest.mark.parametrize("fields", [{}, {"norm_before_fc": True}, {"fc_norm": True}])
+def test_gradients_reach_all_weights_through_all_steps(fields: dict[str, object]) -> None:
+    model = make_model(scale=1.0, **fields).train()
     embed = torch.randn(VOCAB_SIZE, model.config.hidden_size)
     hidden, steps = model.fuse(torch.randn(2, 6, 3 * HIDDEN_SIZE)), GrowingKV()
     for step in range(3):
@@ -90,3 +95,25 @@ def test_a_saved_drafter_is_loaded_again(fields: dict[str, object], tmp_path: Pa
     torch.testing.assert_close(loaded.own_embedding, model.own_embedding)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"norm_before_fc": True, "norm_output": True}, {"input_norm.weight"}),
+        ({"fc_norm": True}, {"fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight"}),
+    ],
+)
+def test_norms_are_saved_where_other_engines_look(
+    fields: dict[str, object], names: set[str], tmp_path: Path
+) -> None:
+    """Their tensors, and their keys both at the top of the config and in `eagle_config`."""
+    make_model().save_pretrained(tmp_path / "without")
+    make_model(**fields).save_pretrained(tmp_path / "with")
+    plain, normed = (
+        set(load_file(tmp_path / own / "model.safetensors")) for own in ("without", "with")
+    )
+    assert normed - plain == names
+    raw = json.loads((tmp_path / "with" / "config.json").read_text(encoding="utf-8"))
+    assert {name: raw[name] for name in fields} == fields
+    assert {name: raw["eagle_config"][name] for name in fields} == fields

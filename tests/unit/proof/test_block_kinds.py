@@ -9,7 +9,7 @@ from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.prove import Proof
 from tests.small_llm import assert_nothing_left, load_llm
-from tests.tiny import DFLASH2, PATH_HEADS, tiny_drafter_folder, tiny_target_folder
+from tests.tiny import DFLASH2, LAYER_FUSIONS, PATH_HEADS, tiny_drafter_folder, tiny_target_folder
 
 CONFIG = ProofConfig(
     max_tokens=10, num_settings=2, num_context_cases=1, num_stock_prompts=1, num_draws=1000
@@ -21,10 +21,12 @@ SHAPES: dict[str, Any] = {
     "dflash2": {"dflash2": DFLASH2},
     "dspark": PATH_HEADS["dspark"],
     "domino": PATH_HEADS["domino"],
+    "dfly": LAYER_FUSIONS["dfly"],
+    "dflare": LAYER_FUSIONS["dflare"],
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("num_draft_tokens", [None, 12], ids=["chain", "tree"])
 def test_a_pair_is_proven(tmp_path: Path, kind: str, num_draft_tokens: int | None) -> None:

@@ -216,6 +216,8 @@ def test_a_pair_that_does_not_fit_is_refused(tmp_path, folders, started):
         ("LlamaForCausalLMEagle3", "eagle3"),
         ("DSparkDraftModel", "dspark"),
         ("DominoDraftModel", "domino"),
+        ("Qwen3DFlyModel", "dfly"),
+        ("DFlareDraftModel", "dflare"),
     ],
 )
 def test_a_drafter_of_another_kind_is_refused_by_its_kind(

@@ -56,6 +56,12 @@ EAGLE = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}
         ({"architectures": ["DFlashDraftModel"], "projector_type": "dflash2"}, "dflash2"),
         ({"architectures": ["Qwen3DFlashDraftModel"], "projector_type": "domino"}, "domino"),
         ({"architectures": ["Qwen3DFlash2DraftModel"]}, "dflash2"),
+        ({"architectures": ["Qwen3DFlyModel"], "model_arch": "dflash"}, "dfly"),
+        ({"architectures": ["DFlashDraftModel"], "model_arch": "dflash"}, "dflash"),
+        ({"architectures": ["DFlashDraftModel"], "model_arch": "dflare"}, "dflare"),
+        ({"architectures": ["DSparkDraftModel"], "model_arch": "dflash"}, "dspark"),
+        ({"architectures": ["DSparkDraftModel"], "model_arch": "dfly"}, "dfly"),
+        ({"architectures": ["DSparkDraftModel"], "model_arch": "dflare"}, "dspark"),
         ({"architectures": ["DFlashDraftModel"], "dflash_config": ["broken"]}, "dflash"),
         ({}, "dflash"),
         (tiny_draft_config().to_dict(), "dflash"),
@@ -87,6 +93,9 @@ def speculators_folder(folder: Path, model: Eagle3Model) -> Path:
         "transformer_layer_config": layer,
         "draft_vocab_size": config.draft_vocab_size,
         "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
         "eagle_aux_hidden_state_layer_ids": [i + 1 for i in LAYER_IDS],
         "target_hidden_size": None,
         "embed_requires_grad": False,
@@ -103,7 +112,15 @@ def speculators_folder(folder: Path, model: Eagle3Model) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("fields", [{}, {"norm_before_residual": True, "head_norms": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"norm_before_residual": True, "head_norms": True},
+        {"norm_before_fc": True, "norm_output": True},
+        {"fc_norm": True},
+    ],
+)
 def test_both_layouts_give_the_same_drafter(fields: dict[str, Any], tmp_path: Path) -> None:
     model = make_model(**fields)
     model.save_pretrained(tmp_path / "authors")
@@ -153,11 +170,17 @@ def test_a_config_as_modelopt_writes_it() -> None:
     assert Eagle3Config.from_dict(raw).layers_of(32) == (1, 15, 28)
     raw["eagle_config"] |= {"eagle_aux_hidden_state_layer_ids": [2, 5, 9]}
     assert Eagle3Config.from_dict(raw).layers_of(32) == (2, 5, 9)
+    assert not Eagle3Config.from_dict(raw).norm_before_fc
+    raw["eagle_config"] |= {"norm_before_fc": True}
+    assert Eagle3Config.from_dict(raw).norm_before_fc
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 2}, "num_hidden_layers = 2"),
-    ({"norm_before_fc": True}, "norm_before_fc = True"),
+    ({"norm_before_fc": True}, r"1 missing \(input_norm.weight"),
+    ({"fc_norm": True}, r"3 missing \(fc_norm.0.weight"),
+    ({"fc_norm": True, "norm_before_fc": True}, "are both true"),
+    ({"norm_output": "yes"}, "norm_output is 'yes'"),
     ({"attention_bias": True}, "attention_bias = True"),
     ({"kv_lora_rank": 512}, "kv_lora_rank = 512"),
     ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm = False"),
@@ -215,7 +238,13 @@ def test_layers_and_sizes_of_another_target_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_config_is_read_back() -> None:
-    for fields in ({}, {"head_norms": True}, {"target_layer_ids": None}):
+    shapes: list[dict[str, Any]] = [
+        {},
+        {"head_norms": True},
+        {"target_layer_ids": None},
+        {"target_layer_ids": None, "fc_norm": True, "norm_output": True},
+    ]
+    for fields in shapes:
         config = make_model(**fields).config
         assert Eagle3Config.from_dict(config.to_dict()) == config
     scaled = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}

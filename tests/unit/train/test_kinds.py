@@ -5,6 +5,7 @@ was trained one token off knows them as well, and is of no use in decoding.
 """
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.dataset import Batch, collate, collate_rows
 from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.models.draft.eagle3 import Eagle3Model
 from blockdraft.models.target.loading import load_target_model, target_without_weights
 from blockdraft.train import loss as loss_module
 from blockdraft.train.blocks import Anchors, Blocks, sample_anchors
@@ -32,6 +34,7 @@ from blockdraft.train.prepare import read_data
 from blockdraft.train.step import Part, accumulate_gradients
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import serving
+from tests.eagle import Reference
 from tests.rows import write_rows
 from tests.tiny import tiny_target_folder
 from tests.train_runs import broken_off, logged, small_config
@@ -320,6 +323,45 @@ def test_texts_of_a_packed_row_do_not_see_each_other(tmp_path: Path) -> None:
             own, _ = frozen.split(states[number])
             expected = states_at(drafter, frozen, own, alone, [place])
             torch.testing.assert_close(found[:, number : number + 1], expected, msg=kind)
+
+
+@pytest.mark.parametrize(
+    "norms", [{"norm_before_fc": True, "norm_output": True}, {"fc_norm": True}]
+)
+def test_training_goes_on_from_an_eagle3_drafter_with_norms(
+    tmp_path: Path, norms: dict[str, Any]
+) -> None:
+    config = small_config(tmp_path, device="cpu", **KINDS["eagle3"])
+    target = load_target_model(config.target, torch.float32, "cpu")
+    plain = load_trained(config, target, []).model
+    assert isinstance(plain, Eagle3Model)
+    start = Eagle3Model(dataclasses.replace(plain.config, **norms))
+    start.lm_head = plain.lm_head
+    start.save_pretrained(tmp_path / "start")
+    config = dataclasses.replace(config, init_from=tmp_path / "start", num_features=None)
+
+    # The steps of training are those of decoding.
+    example = next(iter(read_data(config)[0]))
+    drafter = load_trained(config, target, [])
+    assert isinstance(drafter.model, Eagle3Model)
+    frozen = FrozenTarget(target, drafter.feature_layers)
+    features, _ = frozen.split(frozen.states(torch.tensor([example.token_ids])))
+    place = len(example.token_ids) - 6
+    states = states_at(drafter, frozen, features, collate([example]), [place])
+    found = drafter.model.lm_head(states)[0, 0]
+    reference = Reference(drafter.model, frozen.embed_weight)
+    path = example.token_ids[place + 1 : place + found.shape[0]]
+    expected = reference.path_logits(example.token_ids[: place + 1], features[0, :place], path)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+    train(dataclasses.replace(config, max_steps=2))
+    before, after = (weights_of(folder) for folder in (tmp_path / "start", config.out / "last"))
+    raw = json.loads((config.out / "last" / "config.json").read_text(encoding="utf-8"))
+    assert {name: raw[name] for name in norms} == norms
+    assert before.keys() == after.keys() - {"d2t", "t2d"}
+    trained = [name for name in before if name.startswith(("input_norm", "fc_norm"))]
+    assert trained
+    assert not any(torch.equal(before[name], after[name]) for name in trained)
 
 
 @torch.no_grad()

@@ -234,7 +234,8 @@ def _guesses(
     hidden = hidden[:, model.config.first_slot :]
     anchor_ids = torch.tensor(ids, device=device)[anchors]
     return model.greedy_guesses(
-        *(hidden, head(hidden), anchor_ids, drafter.vocabulary_ids), drafter.embed_weight
+        *(hidden, head(hidden), anchor_ids, drafter.vocabulary_ids),
+        *(drafter.embed_weight, head),
     )
 
 

@@ -26,6 +26,10 @@ _PREFIXES = ("draft_model.", "model.", "logit_head.")
 _RENAMED = {
     "encoder.fc.": "fc.",
     "encoder.output_norm_enc.": "hidden_norm.",
+    # AngelSpec's.
+    "context_proj.": "fc.",
+    "context_norm.": "hidden_norm.",
+    "final_norm.": "norm.",
     # Modules of their own in some trainers.
     "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
     "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
@@ -39,6 +43,10 @@ _OF_METHODS = {
     "confidence_head.": "DSpark",
     "prefix_gru.": "Domino",
     "embed_proj.": "Domino",
+    "hidden_correction.": "DFly",
+    "self_attn.k_proj_target.": "DFlare",
+    "self_attn.v_proj_target.": "DFlare",
+    "layer_fusion_weights": "DFly or DFlare",
 }
 """Parts of tensor names that only drafters of one method have."""
 

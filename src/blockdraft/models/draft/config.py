@@ -11,6 +11,7 @@ from blockdraft.models.draft.config_reader import (
     AttentionKind,
     BlockKind,
     DFlash2Config,
+    DFlyConfig,
     DominoConfig,
     DSparkConfig,
     architecture_of,
@@ -22,6 +23,7 @@ __all__ = [
     "AttentionKind",
     "BlockKind",
     "DFlash2Config",
+    "DFlyConfig",
     "DSparkConfig",
     "DominoConfig",
     "DraftConfig",
@@ -55,7 +57,8 @@ class DraftConfig:
             layers do and full layers do not.
         drafts_from_anchor: whether the anchor's slot predicts the token behind it, and each slot
             the one behind its own; else a masked slot predicts the token at its own position.
-        dflash2, dspark, domino: what these methods add; None for others.
+        dflash2, dspark, domino, dfly: what these methods add; None for others.
+        dflare: whether it is a DFlare drafter, see `models.draft.dflash`.
         num_denoising_steps: forwards that fill a block, see `models.draft.denoising`; more than one
             only without features.
 
@@ -92,6 +95,8 @@ class DraftConfig:
     dflash2: DFlash2Config | None = None
     dspark: DSparkConfig | None = None
     domino: DominoConfig | None = None
+    dfly: DFlyConfig | None = None
+    dflare: bool = False
     num_denoising_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -105,6 +110,8 @@ class DraftConfig:
             _check_dspark(self, self.dspark)
         if self.domino is not None:
             _check_domino(self, self.domino)
+        if self.fuses_by_layer:
+            _check_fusion(self)
 
     @property
     def kind(self) -> BlockKind:
@@ -115,8 +122,15 @@ class DraftConfig:
             "dflash2": self.dflash2,
             "dspark": self.dspark,
             "domino": self.domino,
+            "dfly": self.dfly,
+            "dflare": self.dflare or None,
         }
         return next((kind for kind, own in added.items() if own is not None), "dflash")
+
+    @property
+    def fuses_by_layer(self) -> bool:
+        """Whether each layer has a context of its own, another fusion of the features."""
+        return self.dflare or self.dfly is not None
 
     @property
     def first_slot(self) -> int:
@@ -210,6 +224,10 @@ class DraftConfig:
                 drafter |= asdict(added)
         if self.kind in ("dspark", "domino"):
             drafter["projector_type"] = self.kind
+        if self.dfly is not None:
+            size = self.dfly.hidden_correction_intermediate_size
+            drafter |= {"enable_hidden_correction": size > 0}
+            drafter |= {"hidden_correction_intermediate_size": size or None}
         if self.drafts_from_anchor or self.kind == "dspark":
             key = "shift_label" if self.kind == "domino" else "sample_from_anchor"
             drafter[key] = self.drafts_from_anchor
@@ -355,4 +373,24 @@ def _check_domino(config: DraftConfig, added: DominoConfig) -> None:
             f"pure_draft_prefix_len is {added.pure_draft_prefix_len} in the drafter's config, and "
             f"its block drafts {config.num_drafted} tokens; give a number from 0 to "
             f"{config.num_drafted - 1}"
+        )
+
+
+def _check_fusion(config: DraftConfig) -> None:
+    """Raise ModelError unless features may be added up to contexts of the layers, as they are."""
+    if config.target_hidden_size != config.hidden_size:
+        raise ModelError(
+            f"target_hidden_size is {config.target_hidden_size} in the drafter's config, and "
+            f"hidden_size {config.hidden_size}; they are equal in a drafter of the kind "
+            f"{config.kind}, which adds up the target's features: correct one of them"
+        )
+    if config.dfly is None:
+        return
+    size = config.dfly.hidden_correction_intermediate_size
+    if size:
+        check_positive("hidden_correction_intermediate_size", size)
+    if size and (config.output_multiplier != 1.0 or config.final_logit_softcapping is not None):
+        raise ModelError(
+            "the drafter's config has output_multiplier or final_logit_softcapping, which are not "
+            "supported for the kind dfly; use another drafter"
         )

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from blockdraft.core.errors import ModelError
+from blockdraft.models.draft.angelspec_layout import from_angelspec
 from blockdraft.models.draft.config_values import Reader
 from blockdraft.models.draft.speculators_layout import published_layout, zero_based
 
 AttentionKind = Literal["full_attention", "sliding_attention"]
 
-BlockKind = Literal["dflash", "dflash2", "diffusion", "dspark", "domino"]
+BlockKind = Literal["dflash", "dflash2", "diffusion", "dspark", "domino", "dfly", "dflare"]
 
 ARCHITECTURE = "DFlashDraftModel"
 ARCHITECTURE_TOKENS = "BlockDiffusionDraftModel"
@@ -30,11 +31,21 @@ BLOCK_ARCHITECTURES: Mapping[str, BlockKind] = {
     # Of NVIDIA's Automodel, which adapts them for other engines.
     "Qwen3DFlashDraftModel": "dflash",
     "Qwen3DFlash2DraftModel": "dflash2",
+    # AngelSpec's; that of DFlare has no name of its own there, see `projector_of`.
+    "Qwen3DFlyModel": "dfly",
+    "DFlyDraftModel": "dfly",
+    "DFlareDraftModel": "dflare",
 }
 """Kinds of drafters that fill blocks, by the architecture that a config names."""
 
-PROJECTORS: tuple[BlockKind, ...] = ("dflash2", "dspark", "domino")
-"""Kinds that a config may name by its `projector_type` too."""
+PROJECTORS: tuple[BlockKind, ...] = ("dflash2", "dspark", "domino", "dfly", "dflare")
+"""Kinds that a config may name by its `projector_type` or `model_arch` too."""
+
+_ARCH_BY_DEFAULT = "dflash"
+"""What AngelSpec's configs of any kind may have in `model_arch`."""
+
+_DFLY_AT_FIRST = ("dspark", "dfly")
+"""Architecture and `model_arch` of DFly in AngelSpec's first version."""
 
 _LAYERS_OF_OTHERS = "eagle_aux_hidden_state_layer_ids"
 """Where some tools write the layers that are read, for other engines; the first is 1."""
@@ -82,6 +93,7 @@ _OWN_KEYS: Mapping[BlockKind, tuple[str, tuple[str, ...]]] = {
     "dflash2": ("DFlash 2", DFLASH2_KEYS),
     "dspark": ("DSpark", _DSPARK_KEYS),
     "domino": ("Domino", ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len")),
+    "dfly": ("DFly", ("enable_hidden_correction", "hidden_correction_intermediate_size")),
 }
 """Keys that only one method has, and what it is called."""
 
@@ -91,6 +103,12 @@ UNSUPPORTED: dict[str, object] = {
     "attention_sink_bias": False,
     "attention_value_scale": 1.0,
     "draft_window_size": 0,
+    # AngelSpec's, of which the other is a gate over normed features; and DFly's one correction.
+    "fusion_type": "concat_fc",
+    "hidden_correction_type": "swiglu",
+    # Of its first version: corrections whose strength depends on the slot.
+    "hidden_correction_pos_adaptive": False,
+    "markov_pos_adaptive": False,
     "is_neox_style": True,
     "logit_scale": 1.0,
     "mlp_bias": False,
@@ -145,6 +163,18 @@ class DominoConfig:
     pure_draft_prefix_len: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class DFlyConfig:
+    """What DFly adds to a drafter: fusions of the features for each layer, and a correction.
+
+    Attributes:
+        hidden_correction_intermediate_size: inner width of what corrects hidden states by the token
+            before them; 0 without it.
+    """
+
+    hidden_correction_intermediate_size: int
+
+
 def default_target_layer_ids(num_target_layers: int, num_features: int) -> tuple[int, ...]:
     """Target layers (0-based, their outputs) a drafter reads when its config names none.
 
@@ -166,7 +196,7 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         ModelError: it describes another kind of drafter, lacks a key, or has one that would change
             the computation and is not supported.
     """
-    raw = published_layout(raw)
+    raw = from_angelspec(published_layout(raw))
     _refuse_unsupported(raw)
     reader = Reader(raw)
     num_layers = reader.integer("num_hidden_layers")
@@ -193,6 +223,8 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "dflash2": _read_dflash2(reader) if kind == "dflash2" else None,
         "dspark": _read_dspark(reader) if kind == "dspark" else None,
         "domino": _read_domino(reader) if kind == "domino" else None,
+        "dfly": _read_dfly(reader) if kind == "dfly" else None,
+        "dflare": kind == "dflare",
         "num_denoising_steps": reader.optional_integer("num_denoising_steps"),
     }
     return {name: value for name, value in fields.items() if value is not None}
@@ -255,7 +287,7 @@ def _kind_of(raw: Mapping[str, Any]) -> BlockKind:
         raise _unsupported(f"projector_type = {projector!r}", "a drafter of another method")
     if projector in (None, named) or (projector == "dflash" and named in ("dflash2", "diffusion")):
         return named
-    if named != "dflash":
+    if not may_be_named_by_projector(named, projector):
         raise ModelError(
             f"the drafter's config.json has architectures = {architectures} and projector_type = "
             f"{projector!r}; make it say one or the other"
@@ -263,12 +295,24 @@ def _kind_of(raw: Mapping[str, Any]) -> BlockKind:
     return next(kind for kind in PROJECTORS if kind == projector)
 
 
+def may_be_named_by_projector(named: str, projector: object) -> bool:
+    """Whether a config whose architecture names this kind may be of the kind that projector says.
+
+    Most successors of DFlash have published under its name, and DFly first under DSpark's.
+    """
+    return projector in PROJECTORS and (named == "dflash" or (named, projector) == _DFLY_AT_FIRST)
+
+
 def projector_of(raw: Mapping[str, Any]) -> object:
-    """The method that a config in the published layout names beside its architecture, if any."""
+    """The method that a config in the published layout names beside its architecture, if any.
+
+    AngelSpec's configs do so in `model_arch`; those of all its kinds may have its default.
+    """
     for place in (raw.get("dflash_config"), raw):
         if isinstance(place, Mapping) and place.get("projector_type") is not None:
             return place["projector_type"]
-    return None
+    arch = raw.get("model_arch")
+    return None if arch == _ARCH_BY_DEFAULT else arch
 
 
 def architecture_of(kind: BlockKind) -> str:
@@ -313,6 +357,15 @@ def _read_domino(reader: Reader) -> DominoConfig:
         gru_hidden_dim=reader.integer("gru_hidden_dim"),
         pure_draft_prefix_len=reader.integer("pure_draft_prefix_len", 0),
     )
+
+
+def _read_dfly(reader: Reader) -> DFlyConfig:
+    size = reader.optional_integer("hidden_correction_intermediate_size")
+    if reader.optional_boolean("enable_hidden_correction") is False:
+        size = 0
+    elif not size:
+        size = reader.integer("hidden_size")
+    return DFlyConfig(hidden_correction_intermediate_size=size)
 
 
 def _unsupported(setting: str, what: str) -> ModelError:

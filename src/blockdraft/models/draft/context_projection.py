@@ -22,10 +22,15 @@ class ContextProjection:
     def __init__(self, model: DraftModel, *, in_int8: bool = False) -> None:
         self._model = model
         attentions = [layer.self_attn for layer in model.draft_layers()]
-        projections = [p for a in attentions for p in (a.k_proj, a.v_proj)]
+        by_layer = [a.context_projections for a in attentions]
+        projections = [p for both in by_layer for p in both]
         biases = [p.bias.detach() for p in projections if p.bias is not None]
-        weight = torch.cat([p.weight.detach() for p in projections])
-        self._linear = linear_of(weight, in_int8=in_int8)
+        # One product, unless layers have contexts of their own.
+        together = by_layer if model.config.fuses_by_layer else [projections]
+        self._linears = [
+            linear_of(torch.cat([p.weight.detach() for p in own]), in_int8=in_int8)
+            for own in together
+        ]
         self._bias = torch.cat(biases) if biases else None
         # [layers, head_dim]: heads of a layer share a norm. In DFlash every layer has them.
         norms = torch.stack([both[1].weight for a in attentions if (both := a.head_norms)])
@@ -40,7 +45,9 @@ class ContextProjection:
         before values, and cos and signed sin, [1, c, 1, head_dim] each.
         """
         hidden, rotation = self._model.context_inputs(features, positions)
-        projected = self._linear(hidden[0])
+        contexts = hidden[:, 0] if self._model.config.fuses_by_layer else hidden
+        both = zip(self._linears, contexts, strict=True)
+        projected = torch.cat([linear(own) for linear, own in both], dim=-1)
         if self._bias is not None:
             projected = projected + self._bias
         return projected.view(-1, *self._shape), rotation

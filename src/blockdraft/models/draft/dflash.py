@@ -10,10 +10,15 @@ chooses a slot's token behind the one before it (`candidate_selector`). DSpark a
 that correct a slot's logits by the tokens before it (`path_heads`). In theirs, and in others whose
 config says `drafts_from_anchor`, every slot predicts the token behind its own position.
 
+In DFlare and DFly (AngelSpec) each layer has a context of its own: a sum of the target's features,
+weighted by a softmax over `layer_fusion_weights`. In DFlare it takes the place of `fc`, and layers
+have projections of their own for keys and values of the context; in DFly it is added to `fc`'s
+output. DFly also has a path head.
+
 Shapes: b sequences, c context tokens, q block slots, D hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -45,7 +50,9 @@ from blockdraft.models.draft.own_ends import (
     write_mask_embedding,
 )
 from blockdraft.models.draft.path_heads import (
+    CorrectionHead,
     DominoHead,
+    HiddenCorrection,
     MarkovHead,
     PathHead,
     PathLogits,
@@ -55,6 +62,9 @@ from blockdraft.models.draft.path_heads import (
 from blockdraft.models.draft.vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from blockdraft.models.layers.quantized import look_up
 from blockdraft.models.layers.tensors import with_fresh_strides
+
+_FUSION, _FUSION_HERE = "layer_fusion_weights", "fc.weight"
+"""What the checkpoint of a DFlare drafter calls the weights of its features, and its model."""
 
 
 class DraftLayer(nn.Module):
@@ -67,7 +77,12 @@ class DraftLayer(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = DraftAttention(config, config.hidden_size, has_bias=config.attention_bias)
+        self.self_attn = DraftAttention(
+            config,
+            config.hidden_size,
+            has_bias=config.attention_bias,
+            has_context_projections=config.dflare,
+        )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = DraftMLP(config)
         self.attention_conv: DynamicConvolution | None = None
@@ -96,11 +111,11 @@ class DraftLayer(nn.Module):
         return x + _between(self.mlp_conv, self.mlp, normed, block_size)
 
     def context_keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
-        """`DraftAttention.keys_values` of the context.
+        """`DraftAttention.context_keys_values`.
 
         A method of the layer, which is what processes share out and bring together as one.
         """
-        return self.self_attn.keys_values(x, rotation)
+        return self.self_attn.context_keys_values(x, rotation)
 
 
 def _between(
@@ -117,6 +132,9 @@ class DraftModel(nn.Module):
     Some checkpoints bring what others take from the target, see `models.draft.own_ends`:
     `own_embedding` [V, D], `own_head` [V or draft vocabulary, D] and `mask_embedding` [D].
 
+    Of a DFlare drafter, `fc` gives the layers' contexts from the target's features, and holds what
+    its checkpoint calls `layer_fusion_weights`.
+
     Raises:
         ModelError: the config's activation or RoPE is not usable.
     """
@@ -131,7 +149,10 @@ class DraftModel(nn.Module):
         self.mask_embedding: Tensor | None
         for name in ("own_embedding", "own_head", "mask_embedding"):
             self.register_buffer(name, None, persistent=False)
-        self.fc = nn.Linear(config.context_width, config.hidden_size, bias=False)
+        fusion = config.num_features, config.num_hidden_layers
+        self.fc = nn.Linear(
+            *(fusion if config.dflare else (config.context_width, config.hidden_size)), bias=False
+        )
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -145,6 +166,12 @@ class DraftModel(nn.Module):
         if config.domino is not None:
             self.prefix_gru = PrefixGRU(config.hidden_size, config.domino.gru_hidden_dim)
             self.embed_proj = domino_projection(*sizes, config.domino)
+        self.layer_fusion_weights: nn.Parameter | None = None
+        self.hidden_correction: HiddenCorrection | None = None
+        if config.dfly is not None:
+            self.layer_fusion_weights = nn.Parameter(torch.zeros(*reversed(fusion)))
+            if inner_size := config.dfly.hidden_correction_intermediate_size:
+                self.hidden_correction = HiddenCorrection(config, inner_size)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=INIT_STD)
@@ -181,6 +208,8 @@ class DraftModel(nn.Module):
             model = cls(config)
         tensors = read_tensors(Path(folder))
         ends = take_own_ends(tensors, config, Path(folder))
+        if config.dflare and _FUSION in tensors:
+            tensors[_FUSION_HERE] = tensors.pop(_FUSION)
         check_tensors(tensors, model.state_dict(), Path(folder))
         placed = load_copies(model, tensors, dtype, device)
         model.own_embedding, model.own_head = placed(ends.embedding), placed(ends.head)
@@ -203,7 +232,10 @@ class DraftModel(nn.Module):
         ends = saved_ends(self.own_embedding, self.own_head, self.draft_vocabulary)
         if "d2t" in ends:
             config["draft_vocab_size"] = len(ends["d2t"])
-        write_checkpoint(Path(folder), config, self.state_dict() | ends, provenance)
+        tensors: dict[str, Tensor] = self.state_dict() | ends
+        if self.config.dflare:
+            tensors[_FUSION] = tensors.pop(_FUSION_HERE)
+        write_checkpoint(Path(folder), config, tensors, provenance)
         write_mask_embedding(Path(folder), self.mask_embedding, self.config.mask_token_id)
         write_draft_vocabulary(Path(folder), self.draft_vocabulary)
 
@@ -238,12 +270,32 @@ class DraftModel(nn.Module):
             per layer (k, v), each [b, kv_heads, c, head_dim].
         """
         hidden, rotation = self.context_inputs(features, positions)
-        return [layer.context_keys_values(hidden, rotation) for layer in self.draft_layers()]
+        layers = [*self.draft_layers()]
+        contexts = hidden if self.config.fuses_by_layer else [hidden] * len(layers)
+        return [
+            layer.context_keys_values(own, rotation)
+            for layer, own in zip(layers, contexts, strict=True)
+        ]
 
     def context_inputs(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
-        """What all layers project: fused features [b, c, D], and the rotation of the positions."""
-        hidden = self.hidden_norm(self.fc(with_fresh_strides(features)))
+        """What layers project: fused features, and the rotation of the positions.
+
+        Features are [b, c, D] for all layers, or [layers, b, c, D] if the config `fuses_by_layer`.
+        """
+        features = with_fresh_strides(features)
+        if self.config.dflare:
+            hidden = self.hidden_norm(self._fused(features, self.fc.weight))
+        elif self.layer_fusion_weights is not None:
+            base = self.fc(features)
+            hidden = self.hidden_norm(base + self._fused(features, self.layer_fusion_weights))
+        else:
+            hidden = self.hidden_norm(self.fc(features))
         return hidden, self.rotary(positions, hidden.dtype)
+
+    def _fused(self, features: Tensor, weights: Tensor) -> Tensor:
+        """[b, c, context_width], weights [layers, num_features] -> sums [layers, b, c, D]."""
+        apart = features.view(*features.shape[:-1], self.config.num_features, -1)
+        return torch.einsum("lf,bcfd->lbcd", F.softmax(weights, dim=-1), apart)
 
     def forward(
         self,
@@ -291,8 +343,13 @@ class DraftModel(nn.Module):
     def path_head(self, embed_weight: Tensor | GroupWeight | None) -> PathHead | None:
         """What corrects logits by the tokens before them; None where nothing does.
 
-        embed_weight: see `embed`; Domino reads it.
+        embed_weight: see `embed`; Domino and DFly read it.
         """
+        if self.hidden_correction is not None:
+            assert embed_weight is not None
+            return CorrectionHead(
+                self.hidden_correction, partial(self.embed, embed_weight=embed_weight)
+            )
         if self.prefix_gru is None or self.embed_proj is None:
             return self.markov_head
         assert self.config.domino is not None
@@ -308,6 +365,7 @@ class DraftModel(nn.Module):
         anchors: Tensor,
         vocabulary_ids: Tensor | None = None,
         embed_weight: Tensor | GroupWeight | None = None,
+        lm_head: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """What the drafter guesses at temperature 0: token ids [b, s].
 
@@ -317,12 +375,16 @@ class DraftModel(nn.Module):
             anchors: [b] token ids.
             vocabulary_ids: [n], of the tokens that have logits; None if all have.
             embed_weight: see `path_head`.
+            lm_head: gave the logits: [.., D] -> [.., n]; DFly asks it again.
         """
         head = self.path_head(embed_weight)
         if head is not None:
-            weights = head.successors
-            weights = weights if vocabulary_ids is None else weights[vocabulary_ids]
-            behind = PathLogits(head, lambda latent: F.linear(latent, weights), hidden, logits)
+            weigh = lm_head
+            if (weights := head.successors) is not None:
+                weights = weights if vocabulary_ids is None else weights[vocabulary_ids]
+                weigh = partial(F.linear, weight=weights)
+            assert weigh is not None
+            behind = PathLogits(head, weigh, hidden, logits)
             return behind.greedy_path(anchors, vocabulary_ids)
         if self.candidate_selector is None:
             found = logits.argmax(dim=-1)

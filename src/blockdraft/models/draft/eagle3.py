@@ -7,6 +7,10 @@ both, normed and side by side; the residual is the hidden state. The output pred
 behind that of the pair, and is the hidden state of the next pair, as the target has no features of
 drafted tokens. So training runs several steps over its own outputs (training-time test).
 
+EAGLE-3.1, the name that vLLM and speculators give to it, adds norms that keep the sizes of inputs
+the same at all depths: of the features before `fc`, one for all (`norm_before_fc`) or one for each
+(`fc_norm`); and of the output before it enters the next pair (`norm_output`).
+
 The head knows a part of the vocabulary: `d2t` adds to each of its rows what makes the token's id.
 
 A pair stands at the position of its token, where its key and value lie. Rotary embeddings only see
@@ -122,6 +126,15 @@ class Eagle3Model(nn.Module):
         self.own_embedding: Tensor | None
         self.register_buffer("own_embedding", None, persistent=False)
         num_inputs = config.num_features * config.target_hidden_size
+        self.input_norm: RMSNorm | None = None
+        self.fc_norm: nn.ModuleList | None = None
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(num_inputs, config.rms_norm_eps)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                RMSNorm(config.target_hidden_size, config.rms_norm_eps)
+                for _ in range(config.num_features)
+            )
         self.fc = nn.Linear(num_inputs, config.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -199,6 +212,12 @@ class Eagle3Model(nn.Module):
 
     def fuse(self, features: Tensor) -> Tensor:
         """Features [b, t, num_features * target_hidden_size] -> hidden states [b, t, D]."""
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            parts = features.chunk(self.config.num_features, dim=-1)
+            normed = (norm(own) for norm, own in zip(self.feature_norms(), parts, strict=True))
+            features = torch.cat([*normed], dim=-1)
         hidden: Tensor = self.fc(features)
         return hidden
 
@@ -232,15 +251,24 @@ class Eagle3Model(nn.Module):
                 added to the scores; None for everything. In training see `train/kinds/eagle3.py`.
 
         Returns:
-            [b, t, D], not normed: `logits` are of it, and it is the next step's `hidden`.
+            [b, t, D], normed if the config has `norm_output`: `logits` are of it, and it is the
+            next step's `hidden`.
         """
         rotation = self.rotary(positions, embeddings.dtype)
         out: Tensor = self.midlayer(embeddings, hidden, rotation, context, mask)
-        return out
+        return self.norm(out) if self.config.norm_output else out
+
+    def feature_norms(self) -> list[RMSNorm]:
+        """Those of `fc_norm`, with their type; none if features have none of their own."""
+        return [norm for norm in self.fc_norm or () if isinstance(norm, RMSNorm)]
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """What `forward` returned, [..., D] -> the same as `lm_head` reads it, normed once."""
+        return hidden if self.config.norm_output else self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What `forward` returned, [..., D] -> logits [..., n] of the next token."""
-        found: Tensor = self.lm_head(self.norm(hidden))
+        found: Tensor = self.lm_head(self.head_input(hidden))
         return found
 
 

@@ -28,9 +28,6 @@ _NEUTRAL: Mapping[str, object] = {
     **UNSUPPORTED,
     "attention_bias": False,
     "qkv_bias": False,
-    "norm_before_fc": False,
-    "fc_norm": False,
-    "norm_output": False,
     "use_sliding_window": False,
     "parallel_drafting": False,
     "num_hidden_layers": 1,
@@ -47,7 +44,10 @@ _NEUTRAL: Mapping[str, object] = {
 }
 """Keys that change the computation unless they have this value, and are not supported."""
 
-_NESTED_KEYS = frozenset({_LAYER_IDS, "parallel_draft_heads_num_layers", *_NEUTRAL})
+_NORMS = ("norm_before_fc", "fc_norm", "norm_output")
+"""Of EAGLE-3.1. NVIDIA's configs have the first in `eagle_config`, others have all at the top."""
+
+_NESTED_KEYS = frozenset({_LAYER_IDS, "parallel_draft_heads_num_layers", *_NORMS, *_NEUTRAL})
 """Of heads for tokens further on there are none, with a `parallel_draft_step` of 1."""
 
 
@@ -62,6 +62,9 @@ class Eagle3Config:
             if the config names none, see `layers_of`.
         norm_before_residual: the residual is the normed hidden state instead of the raw one.
         head_norms: queries and keys are normed head by head, as in Qwen3.
+        norm_before_fc: the features of a token are normed together, as one vector, before `fc`.
+        fc_norm: each feature has a norm of its own before `fc`. At most one of the two.
+        norm_output: what enters the next step is the normed output instead of the raw one.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.
@@ -84,6 +87,9 @@ class Eagle3Config:
     max_position_embeddings: int = 32768
     norm_before_residual: bool = False
     head_norms: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -104,6 +110,11 @@ class Eagle3Config:
             raise ModelError(
                 f"{_LAYER_IDS} names the layers {list(self.target_layer_ids)}, counted from 0, in "
                 "the drafter's config; name at least one, and none before the first"
+            )
+        if self.norm_before_fc and self.fc_norm:
+            raise ModelError(
+                "norm_before_fc and fc_norm are both true in the drafter's config, and each is a "
+                "norm of what enters fc; correct one of them"
             )
         check_rope(self.rope)
 
@@ -148,15 +159,20 @@ class Eagle3Config:
             *("max_position_embeddings", "norm_before_residual", "target_hidden_size"),
         ):
             raw[name] = getattr(self, name)
+        nested: dict[str, Any] = {}
+        for name in _NORMS:
+            if getattr(self, name):
+                # Engines look for one of them here, and for the others at the top.
+                raw[name] = nested[name] = True
         raw["rope_theta"] = self.rope["rope_theta"]
         if self.rope["rope_type"] != "default":
             raw["rope_scaling"] = dict(self.rope)
         if self.target_layer_ids is not None:
-            raw["eagle_config"] = {
-                _LAYER_IDS: list(self.target_layer_ids),
-                "use_aux_hidden_state": True,
-            }
+            nested[_LAYER_IDS] = list(self.target_layer_ids)
+            nested["use_aux_hidden_state"] = True
             raw[_LAYER_IDS] = [i + 1 for i in self.target_layer_ids]
+        if nested:
+            raw["eagle_config"] = nested
         return raw
 
 
@@ -200,6 +216,7 @@ def _fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "target_layer_ids": _layer_ids(raw),
         "norm_before_residual": reader.optional_boolean("norm_before_residual"),
         "head_norms": raw.get("model_type") == "qwen3",
+        **{name: reader.optional_boolean(name) for name in _NORMS},
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -37,8 +37,23 @@ class KernelEagle3:
         self._layer = DecoderLayer(backend, parts, is_usual=False)
         # A context needs no queries, which would be most of its work.
         self._kv = joined(attention.k_proj, attention.v_proj)
-        self.fuse = joined(model.fc)
+        self._fc = joined(model.fc)
+        self._input_norm = None if model.input_norm is None else model.input_norm.parts
+        self._feature_norms = [norm.parts for norm in model.feature_norms()]
         self._head = joined(model.lm_head)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """See `Eagle3Model.fuse`."""
+        if self._input_norm is not None:
+            features = self._backend.norm(features, self._input_norm)
+        if self._feature_norms:
+            parts = features.chunk(self._config.num_features, dim=-1)
+            normed = (
+                self._backend.norm(own.contiguous(), norm)
+                for own, norm in zip(parts, self._feature_norms, strict=True)
+            )
+            features = torch.cat([*normed], dim=-1)
+        return self._fc(features)
 
     def keys_values(self, embeddings: Tensor, hidden: Tensor, positions: Tensor) -> LayerKV:
         """See `Eagle3Model.keys_values`."""
@@ -73,11 +88,14 @@ class KernelEagle3:
         residual = normed if self._config.norm_before_residual else rows
         attended = layer.attention(x, rotation, attention)
         rows, normed = backend.add_norm(attended, residual, layer.parts.mlp_norm)
-        return (rows + layer.mlp(normed)).view(hidden.shape)
+        out = (rows + layer.mlp(normed)).view(hidden.shape)
+        return backend.norm(out, self._final_norm) if self._config.norm_output else out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Eagle3Model.logits`."""
-        return self._head(self._backend.norm(hidden, self._final_norm))
+        if not self._config.norm_output:
+            hidden = self._backend.norm(hidden, self._final_norm)
+        return self._head(hidden)
 
     def _input(self, embeddings: Tensor, normed: Tensor) -> Tensor:
         """Tokens and hidden states side by side, both normed."""

@@ -102,6 +102,7 @@ class DraftAttention(nn.Module):
     """Grouped-query attention of new tokens over a context and themselves.
 
     input_size: width of its input; its output is as wide as the drafter's hidden states.
+    has_context_projections: keys and values of the context have projections of their own (DFlare).
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class DraftAttention(nn.Module):
         *,
         has_bias: bool = False,
         has_head_norms: bool = True,
+        has_context_projections: bool = False,
     ) -> None:
         super().__init__()
         self.head_dim = config.head_dim
@@ -121,6 +123,11 @@ class DraftAttention(nn.Module):
         self.q_proj = nn.Linear(input_size, queries, bias=has_bias)
         self.k_proj = nn.Linear(input_size, keys, bias=has_bias)
         self.v_proj = nn.Linear(input_size, keys, bias=has_bias)
+        self.k_proj_target: nn.Linear | None = None
+        self.v_proj_target: nn.Linear | None = None
+        if has_context_projections:
+            self.k_proj_target = nn.Linear(input_size, keys, bias=has_bias)
+            self.v_proj_target = nn.Linear(input_size, keys, bias=has_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=has_bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
@@ -135,11 +142,27 @@ class DraftAttention(nn.Module):
             return self.q_norm.parts, self.k_norm.parts
         return None
 
+    @property
+    def context_projections(self) -> tuple[nn.Linear, nn.Linear]:
+        """To keys and to values of the context; mostly those of the new tokens."""
+        if self.k_proj_target is not None and self.v_proj_target is not None:
+            return self.k_proj_target, self.v_proj_target
+        return self.k_proj, self.v_proj
+
     def keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
         """[b, t, input_size] of t tokens -> keys and values, each [b, kv_heads, t, head_dim]."""
+        return self._projected(x, rotation, self.k_proj, self.v_proj)
+
+    def context_keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
+        """The same of tokens of the context."""
+        return self._projected(x, rotation, *self.context_projections)
+
+    def _projected(
+        self, x: Tensor, rotation: Rotation, k_proj: nn.Linear, v_proj: nn.Linear
+    ) -> LayerKV:
         heads = (*x.shape[:2], -1, self.head_dim)
-        k = rotate(self.k_norm(self.k_proj(x).view(heads)), rotation)
-        return k.transpose(1, 2), self.v_proj(x).view(heads).transpose(1, 2)
+        k = rotate(self.k_norm(k_proj(x).view(heads)), rotation)
+        return k.transpose(1, 2), v_proj(x).view(heads).transpose(1, 2)
 
     def forward(
         self, x: Tensor, rotation: Rotation, context: ContextKV, layer: int, mask: ScoreMask

@@ -1,4 +1,4 @@
-"""Heads that correct the logits of a slot by the tokens drafted before it: DSpark and Domino.
+"""Heads that correct a slot by the tokens drafted before it: DSpark, Domino and DFly.
 
 The layers of a DFlash drafter say what is likely in each slot, whatever its neighbors say. A path
 head reads the path, the anchor and the drafted tokens behind it, and adds to the slot's logits a
@@ -9,6 +9,10 @@ product of low rank: a latent vector of the path, times one vector of each token
   state that all tokens of the path went through ("rnn").
 * Domino (arXiv 2605.29707): a gated recurrent unit reads the embeddings of the path; two layers
   turn its state and the slot's hidden state into the correction. The first slots may do without.
+* DFly (AngelSpec): a gated network adds to the slot's hidden state, which it reads beside the
+  embedding of the token before. The target's head is linear, so its product with what is added is
+  the correction of the logits: the latent vector is that, and the vectors of the tokens are the
+  head's.
 
 Shapes: b sequences, s drafted slots, m paths of one length, D hidden size, r rank, S size of the
 state behind a path, n tokens that have logits, V vocabulary.
@@ -22,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockdraft.models.draft.config import DominoConfig, DSparkConfig
+from blockdraft.models.draft.config import DominoConfig, DraftConfig, DSparkConfig
+from blockdraft.models.draft.modules import RMSNorm
 
 INIT_STD = 0.02
 
@@ -39,8 +44,8 @@ class PathHead(Protocol):
         """S; 0 if nothing but the last token of a path counts."""
 
     @property
-    def successors(self) -> Tensor:
-        """[V, r], a vector of each token."""
+    def successors(self) -> Tensor | None:
+        """[V, r], a vector of each token; None for those of the head that gives the logits."""
 
     def step(self, state: Tensor, before: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The state [m, S] and the latent vector [m, r] behind paths that are one token longer.
@@ -147,6 +152,40 @@ class DominoHead:
         state = self.gru(self.embed(before[None])[0], state)
         latent: Tensor = self.projection[:2](torch.cat((hidden, state), dim=-1))
         return state, latent
+
+
+class HiddenCorrection(nn.Module):
+    """That of DFly; its parameters carry the published names."""
+
+    def __init__(self, config: DraftConfig, inner_size: int) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
+        self.embed_norm = RMSNorm(size, config.rms_norm_eps)
+        self.gate_proj = nn.Linear(2 * size, inner_size, bias=False)
+        self.up_proj = nn.Linear(2 * size, inner_size, bias=False)
+        self.down_proj = nn.Linear(inner_size, size, bias=False)
+
+    def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
+        """What is added to hidden states [m, D] behind tokens with embeddings [m, D]."""
+        x = torch.cat((self.hidden_norm(hidden), self.embed_norm(embeddings.to(hidden))), dim=-1)
+        added: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return added
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectionHead:
+    """A hidden correction as a path head. embed: token ids [1, m] -> [1, m, D]."""
+
+    correction: HiddenCorrection
+    embed: Callable[[Tensor], Tensor]
+    num_uncorrected: int = 0
+    state_size: int = 0
+    successors: None = None
+
+    def step(self, state: Tensor, before: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See PathHead.step."""
+        return state, self.correction(hidden, self.embed(before[None])[0])
 
 
 @dataclass(frozen=True, eq=False)

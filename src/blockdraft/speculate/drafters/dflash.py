@@ -277,11 +277,13 @@ class DFlashDrafter(LazyContext):
 
 def _fusion(model: DraftModel) -> list[nn.Linear]:
     """What kernels leave to the model. What a path head adds for each token is packed apart."""
-    found = [model.fc]
+    found = [] if model.config.dflare else [model.fc]
     if model.candidate_selector is not None:
         found.append(model.candidate_selector.hidden_projection)
     if model.markov_head is not None:
         found += filter(None, (model.markov_head.gate_proj, model.markov_head.joint_proj))
     if model.embed_proj is not None:
         found += plain_linears(model.embed_proj[:1])
+    if model.hidden_correction is not None:
+        found += plain_linears(model.hidden_correction)
     return found

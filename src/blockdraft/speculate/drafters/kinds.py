@@ -23,8 +23,8 @@ from blockdraft.kernels.weights import GroupWeight
 from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.models.draft.config_reader import (
     BLOCK_ARCHITECTURES,
-    PROJECTORS,
     architectures_of,
+    may_be_named_by_projector,
     projector_of,
 )
 from blockdraft.models.draft.context import DraftContexts
@@ -198,6 +198,8 @@ LOADERS: Mapping[str, Loader] = {
     "diffusion": _load_dflash,
     "dspark": _load_dflash,
     "domino": _load_dflash,
+    "dfly": _load_dflash,
+    "dflare": _load_dflash,
     "eagle3": _load_eagle3,
     "draft_model": _load_draft_model,
 }
@@ -246,7 +248,7 @@ def _with_projector(kind: str, config: Mapping[str, Any]) -> str:
     What contradicts itself is refused by its reader.
     """
     projector = projector_of(config)
-    return str(projector) if kind == "dflash" and projector in PROJECTORS else kind
+    return str(projector) if may_be_named_by_projector(kind, projector) else kind
 
 
 def load_checkpoint(

@@ -1,4 +1,4 @@
-"""DSpark and Domino at work: one forward fills a block, then a head corrects each slot's logits.
+"""DSpark, Domino and DFly at work: a forward fills a block, then a head corrects slots' logits.
 
 What the head adds depends on the tokens of the path before the slot. The chains of all rows are
 found side by side, with one product for each slot; each branch of a tree takes one of its own.
@@ -37,10 +37,12 @@ class PathHeadDrafter(CoherentDrafter):
         head = self.model.path_head(self.embed_weight)
         assert head is not None
         self._path_head = head
-        weights: Tensor | GroupWeight = head.successors
-        if self.vocabulary_ids is not None:
-            weights = rows_of(weights, self.vocabulary_ids)
-        self._weigh = linear_of(weights, in_int8=in_int8)
+        self._weigh = self._head
+        if (weights := head.successors) is not None:
+            ids = self.vocabulary_ids
+            self._weigh = linear_of(
+                weights if ids is None else rows_of(weights, ids), in_int8=in_int8
+            )
 
     def _conditionals(self, hidden: Tensor, logits: Tensor, rows: list[Row]) -> list[Conditionals]:
         """See CoherentDrafter."""

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape, page_bytes
 from blockdraft.core.errors import ModelError
+from blockdraft.models.draft.angelspec_layout import is_angelspec
 from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.dflash import DraftModel
@@ -88,7 +89,7 @@ def _block_shape(asked: _Asked) -> DrafterShape:
     ends = has_own_ends(asked.folder)
     return DrafterShape(
         kind=config.kind,
-        layout="speculators" if MARK in asked.raw else "z-lab",
+        layout=_block_layout(asked.raw),
         target_layer_ids=config.target_layer_ids,
         longest_path=config.num_drafted,
         guessed_tokens=_num_guessed(asked, config.vocab_size),
@@ -100,6 +101,12 @@ def _block_shape(asked: _Asked) -> DrafterShape:
         block_size=config.block_size,
         mask_token_id=config.mask_token_id,
     )
+
+
+def _block_layout(raw: Mapping[str, Any]) -> str:
+    if MARK in raw:
+        return "speculators"
+    return "AngelSpec" if is_angelspec(raw) else "z-lab"
 
 
 def _num_guessed(asked: _Asked, vocab_size: int) -> int:

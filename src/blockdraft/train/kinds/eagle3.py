@@ -102,7 +102,7 @@ class Eagle3Drafter(TeacherForced):
             seen = torch.cat((seen, own), dim=2)
             embeddings = self.model.embed(inputs[:, :, step], embed_weight)
             hidden = self.model(embeddings, hidden, positions[:, :, step], chains, seen[:, None])
-            steps.append(self.model.norm(hidden))
+            steps.append(self.model.head_input(hidden))
         return torch.stack(steps, dim=2)
 
 
