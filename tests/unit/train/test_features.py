@@ -7,7 +7,7 @@ import torch
 
 from blockdraft.data.dataset import collate
 from blockdraft.data.store import Example
-from blockdraft.train.features import FeatureCache, FrozenTarget
+from blockdraft.train.features import FeatureCache, FrozenTarget, use_plain_attention
 from tests.tiny import LAYER_IDS, tiny_target
 
 
@@ -117,3 +117,14 @@ def test_a_cache_of_another_precision_is_not_read(tmp_path):
         target = FrozenTarget(tiny_target(dtype=dtype), LAYER_IDS)
         cached = FeatureCache(target, examples, tmp_path, "tiny").get([[0]], batch)
         torch.testing.assert_close(cached, target.states(batch.token_ids))
+
+
+def test_a_target_without_fused_attention_is_read_on_a_gpu_too():
+    """gpt-oss: its sinks are in no kernel of torch, and transformers refuses to try."""
+    model = tiny_target("gpt_oss")
+    use_plain_attention(model, "sdpa")
+    assert model.config._attn_implementation == "eager"
+    model = tiny_target()
+    model.set_attn_implementation("flex_attention")
+    use_plain_attention(model, "sdpa")
+    assert model.config._attn_implementation == "sdpa"

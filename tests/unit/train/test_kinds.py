@@ -33,7 +33,7 @@ from blockdraft.train.step import Part, accumulate_gradients
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import serving
 from tests.rows import write_rows
-from tests.tiny import tiny_target_folder
+from tests.tiny import edit_json, tiny_target_folder
 from tests.train_runs import broken_off, logged, small_config
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -266,6 +266,33 @@ def test_a_draft_model_is_an_ordinary_folder(tmp_path: Path) -> None:
         for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
             own = start[f"model.layers.{mine}.{name}"]
             assert torch.equal(own, target.state_dict()[f"model.layers.{theirs}.{name}"])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_draft_model_in_bfloat16_is_the_one_that_will_draft(tmp_path: Path, kind: str) -> None:
+    """Rotations stay in float32: cast with the weights, far positions would be other ones."""
+    settings = {"target": tiny_target_folder(tmp_path, kind), "dtype": "bfloat16"}
+    config = small_config(tmp_path, **settings, device="cpu", **KINDS["draft_model"])
+    target = load_target_model(config.target, torch.bfloat16, "cpu")
+    drafter = load_trained(config, target, read_data(config)[0])
+    drafter.save_pretrained(tmp_path / "saved")
+    served = load_target_model(tmp_path / "saved", torch.bfloat16, "cpu")
+    served.set_attn_implementation("sdpa")
+    expected = dict(served.named_buffers())
+    for name, own in drafter.model.named_buffers():
+        assert own.dtype == expected[name].dtype, name
+        assert torch.equal(own, expected[name]), name
+    ids = torch.arange(1, 251)[None]
+    with torch.no_grad():
+        assert torch.equal(drafter.model(ids).logits, served(ids).logits)
+
+
+def test_a_draft_model_has_a_gradient_whatever_attention_a_config_names(tmp_path: Path) -> None:
+    """flex_attention has none on a CPU, and masks of its own."""
+    config = small_config(tmp_path, max_steps=1, device="cpu", **KINDS["draft_model"])
+    edit_json(config.target / "config.json", attn_implementation="flex_attention")
+    train(config)
+    assert len(logged(config.out)) == 1
 
 
 def test_a_draft_model_begins_from_a_target_whose_last_norm_has_another_name(

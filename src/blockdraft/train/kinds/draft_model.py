@@ -30,6 +30,7 @@ from blockdraft.models.target.loading import (
 )
 from blockdraft.train.blocks import Anchors, Blocks
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.features import use_plain_attention
 from blockdraft.train.kinds.base import (
     DrafterShape,
     Kind,
@@ -203,7 +204,9 @@ def _load(config: TrainConfig, target: PreTrainedModel, examples: Sequence[Examp
         model = load_target_model(config.init_from, dtype, config.device)
     else:
         torch.manual_seed(config.seed)
-        model = AutoModelForCausalLM.from_config(_thin_config(config, target))
+        # In its precision from the start, as when it is loaded: cast later, it would lose digits
+        # of the frequencies of its rotation too.
+        model = AutoModelForCausalLM.from_config(_thin_config(config, target), dtype=dtype)
         if config.init == "target":
             _copy_layers(model, target)
     for mine, theirs in (
@@ -212,8 +215,8 @@ def _load(config: TrainConfig, target: PreTrainedModel, examples: Sequence[Examp
     ):
         mine.load_state_dict(theirs.state_dict())
     model.generation_config = deepcopy(target.generation_config)
-    model = model.to(device=config.device, dtype=dtype)
-    return SmallModel(model, config.target, config.block_size)
+    use_plain_attention(model, "sdpa")
+    return SmallModel(model.to(config.device), config.target, config.block_size)
 
 
 def _copy_layers(model: PreTrainedModel, target: PreTrainedModel) -> None:
