@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from blockdraft.core.errors import DiskError
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.data.dataset import count_answer_tokens
 from blockdraft.data.identity import target_sha256, texts_sha256
@@ -359,7 +360,7 @@ class TrainingRun:
             whole = self.drafter.whole(self.processes.is_main)
             whole.model.eval()
             if self.processes.is_main:
-                row = self._measure(whole)
+                row = self._measure_or_save(whole)
                 self.folder.add(whole, row, self._facts(whole))
             self.optimizer.use_masters()
             self.evaluated = self._now()
@@ -381,6 +382,16 @@ class TrainingRun:
             table, _ = count_ngrams(self.examples)
             table.save(self.config.out / BEST)
         self.processes.wait()
+
+    def _measure_or_save(self, drafter: TrainedDrafter) -> dict[str, Any]:
+        """Measure; if the disk of temporary files is full, the steps so far are not lost."""
+        try:
+            return self._measure(drafter)
+        except DiskError:
+            # To save shares would need all processes, and the others wait elsewhere.
+            if self.step and self.processes.count == 1:
+                self._save()
+            raise
 
     def _measure(self, drafter: TrainedDrafter) -> dict[str, Any]:
         metrics = self.held_out.evaluate(drafter, self._tick)
