@@ -33,7 +33,7 @@ from blockdraft.speculate.drafters import kinds as served
 from blockdraft.text.same_tokenizer import tokenizer_difference
 from blockdraft.train.blocks import Anchors, Blocks
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.features import use_plain_attention
+from blockdraft.train.features import TextRotation, use_plain_attention
 from blockdraft.train.kinds.base import (
     DrafterShape,
     Kind,
@@ -60,6 +60,7 @@ class SmallModel(TeacherForced):
     def __init__(self, model: PreTrainedModel, tokenizer: Path, block_size: int) -> None:
         super().__init__(block_size)
         self.model, self._tokenizer = model, tokenizer
+        self._rotation = TextRotation(model)
         for ends in (model.get_input_embeddings(), model.get_output_embeddings()):
             ends.requires_grad_(False)
 
@@ -84,7 +85,9 @@ class SmallModel(TeacherForced):
         token_ids = batch.token_ids.new_zeros(shape)
         token_ids[places] = batch.token_ids[is_token]
         # No mask: rows are causal, so nothing real looks at the padding.
-        states = decoder_of(self.model)(input_ids=token_ids, use_cache=False).last_hidden_state
+        lengths = torch.bincount(places[0], minlength=shape[0])
+        with self._rotation.of(lengths):
+            states = decoder_of(self.model)(input_ids=token_ids, use_cache=False).last_hidden_state
         found = states.new_zeros(*is_token.shape, states.shape[-1])
         found[is_token] = states[places]
         return [found]
