@@ -1,6 +1,7 @@
 """The target's features on disk: what is kept is what would be computed."""
 
 import os
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,11 @@ LONGROPE = {
 }
 
 
+def longrope_target(kind="llama"):
+    own = {"original_max_position_embeddings": 16} if kind == "phi3" else {}
+    return tiny_target(kind, rope_parameters=deepcopy(LONGROPE), **own)  # a config adds to it
+
+
 def texts_around_the_original_context():
     return [
         Example(id=str(n), set="s", prompt_ids=(1, 2), response_ids=tuple(range(5, 5 + size)))
@@ -165,7 +171,7 @@ def alone(model, example):
 def test_texts_of_a_batch_are_rotated_each_by_its_own_length(kind, rows):
     """longrope has factors for long texts, by which decoding never turns a short one."""
     model, examples = (
-        tiny_target(kind, rope_parameters=LONGROPE),
+        longrope_target(kind),
         texts_around_the_original_context(),
     )
     expected = [alone(model, example) for example in examples]
@@ -184,7 +190,7 @@ def test_texts_of_a_batch_are_rotated_each_by_its_own_length(kind, rows):
 
 
 def test_held_out_texts_are_rotated_each_by_its_own_length(monkeypatch):
-    model, examples = tiny_target(rope_parameters=LONGROPE), texts_around_the_original_context()
+    model, examples = longrope_target(), texts_around_the_original_context()
     expected = [alone(model, example) for example in examples]
     target = FrozenTarget(model, ())
     found = []
@@ -196,7 +202,7 @@ def test_held_out_texts_are_rotated_each_by_its_own_length(monkeypatch):
 
 
 def test_a_draft_model_rotates_each_text_by_its_own_length():
-    model, examples = tiny_target(rope_parameters=LONGROPE), texts_around_the_original_context()
+    model, examples = longrope_target(), texts_around_the_original_context()
     expected = [alone(model, example) for example in examples]
     drafter = SmallModel(model, Path(), 4)
     batch = collate_rows([[examples[0], examples[3]], [examples[1], examples[2]]])
@@ -211,7 +217,7 @@ def test_a_draft_model_rotates_each_text_by_its_own_length():
 
 def test_a_cache_of_texts_that_were_rotated_alike_is_not_read(tmp_path, monkeypatch):
     examples = texts_around_the_original_context()
-    model = tiny_target(rope_parameters=LONGROPE)
+    model = longrope_target()
     with monkeypatch.context() as patch:
         patch.setattr(RequestRotation, "__init__", lambda self, _: setattr(self, "long_from", None))
         before = FeatureCache(FrozenTarget(model, LAYER_IDS), examples, tmp_path, "tiny")
