@@ -216,9 +216,7 @@ class TrainConfig:
         require(self, "mask_token_id", (self.mask_token_id or 0) >= 0, "at least 0")
         require(self, "seed", 0 <= self.seed < 2**63, "at least 0 and below 2^63")
         self._check_lengths()
-        cache = self.feature_cache
-        good = cache is None or cache.resolve() != self.out.resolve()
-        require(self, "feature_cache", good, "a folder of its own, not out")
+        self._check_folders()
         if self.attention == "flex" and self.device == "cpu":
             raise ConfigError("attention=flex has no gradient on a CPU; use auto or dense")
         if self.init_from is not None and self.init != "random":
@@ -230,6 +228,14 @@ class TrainConfig:
             )
 
         self._check_spread()
+
+    def _check_folders(self) -> None:
+        """Refuse to mix what may be deleted at any time with what may not."""
+        answers = {path.resolve() for path in self.data}
+        require(self, "out", self.out.resolve() not in answers, "a folder of its own, not data's")
+        cache = self.feature_cache
+        good = cache is None or cache.resolve() not in answers | {self.out.resolve()}
+        require(self, "feature_cache", good, "a folder of its own, not out or data's")
 
     def _check_lengths(self) -> None:
         # Of an answer of one token nothing is drafted: it has an anchor and no slot.
