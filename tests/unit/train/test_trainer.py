@@ -452,9 +452,9 @@ def test_a_step_of_a_slow_target_counts_in_full(config, monkeypatch):
     monkeypatch.setattr(features, "CPU_TOKENS", 1)
     computed = FrozenTarget._states
 
-    def slow(self, token_ids):
+    def slow(self, token_ids, lengths):
         now[0] += 100
-        return computed(self, token_ids)
+        return computed(self, token_ids, lengths)
 
     def seconds_until(max_steps):
         train(dataclasses.replace(config, max_steps=max_steps))
