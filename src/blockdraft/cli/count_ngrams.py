@@ -58,7 +58,11 @@ def count_ngrams(
 
 
 def _check_target(drafter: Path, answers: Sequence[Path]) -> None:
-    """Refuse a folder of answers that another target wrote than the drafter's, where both say."""
+    """Refuse a folder of answers that another target wrote than the drafter's, where both say.
+
+    And one that the `drafter` wrote: it is the target, which would have another hash from then on.
+    """
+    from blockdraft.data.identity import target_sha256
     from blockdraft.data.shards import read_manifest, target_named
     from blockdraft.models.draft.checkpoint import read_provenance
 
@@ -71,4 +75,9 @@ def _check_target(drafter: Path, answers: Sequence[Path]) -> None:
             raise ConfigError(
                 f"the answers in {path} are of another target than that of {drafter}, "
                 f"{target_named(manifest)}; give its own answers"
+            )
+        if manifest["target"].get("sha256") == target_sha256(drafter):
+            raise ConfigError(
+                f"{drafter} is the target that wrote the answers in {path}, not a drafter for it; "
+                "give the folder of a drafter"
             )

@@ -50,6 +50,11 @@ class Batch:
     documents: Tensor
     is_answer: Tensor
 
+    @property
+    def lengths(self) -> Tensor:
+        """[b], tokens of each row without the padding."""
+        return (self.documents >= 0).sum(dim=1)
+
     def rows(self, chosen: slice | Tensor) -> "Batch":
         """Some of the rows."""
         return Batch(

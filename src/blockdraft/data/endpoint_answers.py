@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +31,17 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 TIMEOUT = 600.0
 """Seconds without a sign of life; an answer comes whole."""
 _MODEL_OPTION = "--endpoint-model (of `bench speed`: --against-model)"
+
+_NEUTRAL: Mapping[str, float] = {
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What leaves the target's distribution as it is. Servers fill in what a request leaves out, vLLM
+from the model's generation_config.json for instance. The last three are not of OpenAI's API."""
 
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 """Statuses that another try may not meet."""
@@ -238,13 +250,15 @@ def _words_of(error: HTTPError) -> str:
 class EndpointWriter:
     """Writes answers with `slots` requests under way. See `EngineWriter`.
 
-    An answer comes whole, so one that loops is told from others only when it has ended.
+    An answer comes whole, so one that loops is told from others only when it has ended. Parameters
+    of sampling that the endpoint refuses by name are no longer sent.
     """
 
     def __init__(self, endpoint: Endpoint, *, slots: int, capacity: int, seed: int) -> None:
         self._endpoint = endpoint
         self._slots, self._capacity, self._seed = slots, capacity, seed
         self._has_answered = False
+        self._neutral, self._lock = dict(_NEUTRAL), threading.Lock()
 
     def write(self, jobs: Iterable[Job]) -> Iterator[Answer]:
         """Yield answers as they finish; jobs that do not fit the capacity are skipped.
@@ -300,8 +314,7 @@ class EndpointWriter:
     def _answer(self, job: Job) -> Answer:
         name = f"{self._seed}/{job.id}/{job.temperature}/{job.sample}"
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") // 2
-        answer = self._endpoint.call(
-            "/completions",
+        answer = self._ask(
             {
                 "model": self._endpoint.model,
                 "prompt": list(job.prompt_ids),
@@ -328,3 +341,26 @@ class EndpointWriter:
         # Servers name their ways to break off as they like, such as "abort".
         finish = "stop" if finish == "stop" else "length"
         return Answer(job=job, response_ids=tuple(ids), finish="loop" if loops(ids) else finish)
+
+    def _ask(self, body: Mapping[str, Any]) -> Any:
+        """The answer to a request that filters and penalizes nothing, as far as it may say so."""
+        while True:
+            with self._lock:
+                neutral = dict(self._neutral)
+            try:
+                return self._endpoint.call("/completions", {**body, **neutral})
+            except Refused as error:
+                refused = [name for name in neutral if re.search(rf"\b{name}\b", str(error))]
+                if not refused:
+                    raise
+                self._leave_out(refused, error)
+
+    def _leave_out(self, names: Iterable[str], reason: Refused) -> None:
+        with self._lock:
+            # Requests that were under way are refused too.
+            for name in (name for name in names if self._neutral.pop(name, None) is not None):
+                logger.warning(
+                    "endpoint %s refuses %s (%s), which is no longer sent; if it has a default of "
+                    "its own for it, that shapes the answers",
+                    *(self._endpoint.url, name, reason),
+                )

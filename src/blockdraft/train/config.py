@@ -50,7 +50,7 @@ class TrainConfig:
             prompt contains.
         held_out_share: share of the prompts whose answers are not trained on; the drafter is
             evaluated on them.
-        min_response_len: shorter answers, in tokens, are left out.
+        min_response_len: shorter answers, in tokens, are left out. At least 2.
         max_len: most tokens of prompt and answer together. The end of longer answers is cut off.
         feature_cache: folder that keeps the target's features on disk, so that later epochs need no
             target pass. It takes 2 bytes * hidden size * (num_features + 1) for each token. None
@@ -190,7 +190,7 @@ class TrainConfig:
         if not self.data:
             raise ConfigError("data names no file; give at least one JSONL file of answers")
         for name in (
-            *("min_response_len", "batch_sequences", "accumulate", "num_anchors"),
+            *("batch_sequences", "accumulate", "num_anchors"),
             *("anchors_per_forward", "eval_sequences", "tau_max_tokens"),
         ):
             require(self, name, getattr(self, name) >= 1, "at least 1")
@@ -215,14 +215,8 @@ class TrainConfig:
             require(self, name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
         require(self, "mask_token_id", (self.mask_token_id or 0) >= 0, "at least 0")
         require(self, "seed", 0 <= self.seed < 2**63, "at least 0 and below 2^63")
-        require(self, "block_size", self.block_size >= 2, "at least 2")
-        least = self.min_response_len
-        require(self, "max_len", self.max_len > least, f"above min_response_len, {least}")
-        fits = self.pack_len is None or self.pack_len >= self.max_len
-        require(self, "pack_len", fits, f"unset, or at least max_len, {self.max_len}")
-        cache = self.feature_cache
-        good = cache is None or cache.resolve() != self.out.resolve()
-        require(self, "feature_cache", good, "a folder of its own, not out")
+        self._check_lengths()
+        self._check_folders()
         if self.attention == "flex" and self.device == "cpu":
             raise ConfigError("attention=flex has no gradient on a CPU; use auto or dense")
         if self.init_from is not None and self.init != "random":
@@ -234,6 +228,23 @@ class TrainConfig:
             )
 
         self._check_spread()
+
+    def _check_folders(self) -> None:
+        """Refuse to mix what may be deleted at any time with what may not."""
+        answers = {path.resolve() for path in self.data}
+        require(self, "out", self.out.resolve() not in answers, "a folder of its own, not data's")
+        cache = self.feature_cache
+        good = cache is None or cache.resolve() not in answers | {self.out.resolve()}
+        require(self, "feature_cache", good, "a folder of its own, not out or data's")
+
+    def _check_lengths(self) -> None:
+        # Of an answer of one token nothing is drafted: it has an anchor and no slot.
+        for name in ("block_size", "min_response_len"):
+            require(self, name, getattr(self, name) >= 2, "at least 2")
+        least = self.min_response_len
+        require(self, "max_len", self.max_len > least, f"above min_response_len, {least}")
+        fits = self.pack_len is None or self.pack_len >= self.max_len
+        require(self, "pack_len", fits, f"unset, or at least max_len, {self.max_len}")
 
     def _check_spread(self) -> None:
         if not self.shard_target and self.device_map is None:

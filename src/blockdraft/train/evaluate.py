@@ -90,7 +90,7 @@ class HeldOut:
         for start in range(0, len(chosen), BATCH_SEQUENCES):
             part = chosen[start : start + BATCH_SEQUENCES]
             batch = collate(part, target.embed_weight.device)
-            features, _ = target.split(target.states(batch.token_ids))
+            features, _ = target.split(target.states(batch.token_ids, batch.lengths))
             self._batches.append((part, batch, features.clone()))
 
     @torch.no_grad()

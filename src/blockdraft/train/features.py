@@ -6,10 +6,11 @@ Shapes: b sequences, S tokens, K features, D the target's hidden size.
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from blockdraft.core.files import folder_lock, full_disk_refused, reserve_disk, 
 from blockdraft.data.dataset import Batch, Row, collate
 from blockdraft.data.identity import texts_sha256
 from blockdraft.data.store import Example, TextStore
+from blockdraft.models.layers.request_rotation import RequestRotation
 from blockdraft.models.supported import decoder_layers, decoder_of, layer_output
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,46 @@ CPU_TOKENS = 2048
 """Tokens of one forward of the target on a CPU."""
 ALONE_EXAMPLES = 32
 """Texts of like length that are padded together before they are packed or kept."""
+
+
+def use_plain_attention(model: PreTrainedModel, name: Literal["sdpa", "eager"]) -> None:
+    """Let a model attend causally and with a gradient, whatever its config asks for.
+
+    Where its class does without `sdpa` (gpt-oss), `eager` takes its place.
+    """
+    try:
+        model.set_attn_implementation(name)
+    except ValueError:
+        model.set_attn_implementation("eager")
+
+
+class TextRotation:
+    """Lets rotations of type longrope turn each text as decoding does, see `request_rotation`.
+
+    By itself transformers would turn all texts of a forward by long factors if one of them is long,
+    or if only its padding reaches beyond the original context.
+
+    Attributes:
+        decides: whether the model has such a rotation.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._rotation = RequestRotation(model)
+        self.decides = self._rotation.long_from is not None
+
+    @contextmanager
+    def of(self, lengths: Tensor) -> Iterator[None]:
+        """For a forward of rows that hold one text each, of so many tokens [b]."""
+        rotation = self._rotation
+        if rotation.long_from is None:
+            yield
+            return
+        is_long = lengths > rotation.long_from
+        are_alike = bool((is_long == is_long[0]).all())
+        rotation.is_long = bool(is_long[0]) if are_alike else is_long[:, None]
+        # Only meanwhile: real decoding of the same model has a rotation that follows its requests.
+        with rotation.replace():
+            yield
 
 
 class FrozenTarget:
@@ -60,9 +102,11 @@ class FrozenTarget:
                 f"from; choose other target_layer_ids"
             )
         model.eval().requires_grad_(False)
+        self._rotation = TextRotation(model)
+        self.rotates_by_text = self._rotation.decides
         # On a CPU the fused kernel is slower than plain products in whole forwards (12 texts of
         # 256 tokens, bfloat16, 2 cores: 2350 tokens a second against 2900).
-        model.set_attn_implementation("eager" if model.device.type == "cpu" else "sdpa")
+        use_plain_attention(model, "eager" if model.device.type == "cpu" else "sdpa")
         self.is_shared = most is not None
         self.most = most or (lambda number: number)
         self.embed_weight: Tensor = model.get_input_embeddings().weight
@@ -86,22 +130,32 @@ class FrozenTarget:
         return hook
 
     @torch.no_grad()
-    def states(self, token_ids: Tensor) -> Tensor:
-        """Token ids [b, S], padded on the right -> states [b, S, (K + 1) * D]."""
+    def states(self, token_ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """States [b, S, (K + 1) * D] of texts.
+
+        Args:
+            token_ids: [b, S], padded on the right.
+            lengths: [b], tokens of each text; None if none is padded.
+        """
+        if lengths is None:
+            lengths = torch.full_like(token_ids[:, 0], token_ids.shape[1])
         rows = token_ids.shape[0]
         if token_ids.device.type == "cpu":
             # Scores of many texts at once leave the caches; a few texts fill the cores already.
             rows = max(1, CPU_TOKENS // token_ids.shape[1])
         parts = torch.split(token_ids, rows)
         num_forwards = self.most(len(parts))
-        states = torch.cat([self._states(part) for part in parts])
+        states = torch.cat(
+            [self._states(*part) for part in zip(parts, torch.split(lengths, rows), strict=True)]
+        )
         for _ in range(num_forwards - len(parts)):
-            self._states(token_ids[:1, :1])
+            self._states(token_ids[:1, :1], lengths[:1])
         return states
 
-    def _states(self, token_ids: Tensor) -> Tensor:
+    def _states(self, token_ids: Tensor, lengths: Tensor) -> Tensor:
         # No mask: rows are causal, so nothing real looks at the padding.
-        last = self._decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        with self._rotation.of(lengths):
+            last = self._decoder(input_ids=token_ids, use_cache=False).last_hidden_state
         parts = [self._captured[index] for index in self.layer_ids]
         self._captured.clear()
         self._tick()
@@ -149,6 +203,8 @@ class FeatureCache:
         folder.mkdir(parents=True, exist_ok=True)
         states, filled = folder / "states.bin", folder / "filled.bin"
         made_as = f"{target_sha256} {self._target.layer_ids} {self._target.hidden_size} {dtype}"
+        if self._target.rotates_by_text:
+            made_as += " rotated by text"  # earlier versions rotated all texts of a batch alike
         key = _key(made_as, self._examples)
         is_short = self._is_short(states, len(self._examples)) or not filled.exists()
         if _read_key(folder) != key or is_short:
@@ -194,7 +250,7 @@ class FeatureCache:
         device = batch.token_ids.device
         is_plain = self._folder is None and not self._target.is_shared
         if rows and is_plain and all(len(row) == 1 for row in rows):
-            return self._target.states(batch.token_ids)
+            return self._target.states(batch.token_ids, batch.lengths)
         states_of = self._alone if self._folder is None else self._cached
         parts = states_of(rows, device)
         like = next(iter(parts.values())) if parts else self._target.embed_weight
@@ -216,7 +272,7 @@ class FeatureCache:
         for start in starts:
             some = indices[start : start + ALONE_EXAMPLES]
             batch = collate([self._examples[index] for index in some], device)
-            computed = self._target.states(batch.token_ids)
+            computed = self._target.states(batch.token_ids, batch.lengths)
             parts |= {index: computed[row, : self._length(index)] for row, index in enumerate(some)}
         for _ in range(num_calls - len(starts)):
             self._target.states(torch.zeros(1, 1, dtype=torch.long, device=device))

@@ -107,8 +107,9 @@ class DraftOptimizer:
         pairs = list(zip(self._masters, are_matrices, strict=True))
         matrices = [master for master, is_matrix in pairs if is_matrix]
         others = [master for master, is_matrix in pairs if not is_matrix]
-        adamw = AdamW(others, lr=config.lr, betas=BETAS, weight_decay=0.0)
-        self._optimizers = [_matrix_optimizer(matrices, config), adamw]
+        self._optimizers = [_matrix_optimizer(matrices, config)]
+        if others:  # OLMo's norms have no weights
+            self._optimizers.append(AdamW(others, lr=config.lr, betas=BETAS, weight_decay=0.0))
 
     @torch.no_grad()
     def collect(self) -> None:

@@ -23,8 +23,10 @@ from blockdraft.data.store import Example, TextStore
 from blockdraft.models.draft.config import DFlash2Config, DraftConfig
 from blockdraft.models.draft.config_reader import DFLASH2_KEYS
 from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.layers.quantized import dequantize
 from blockdraft.models.supported import check_supported
-from blockdraft.models.target.loading import check_pair, resolve_dtype
+from blockdraft.models.target.loading import check_pair, load_target_model, resolve_dtype
+from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import copy_target_layers, draft_config_for
 from blockdraft.train.features import KEY
@@ -91,12 +93,31 @@ def check_target(config: TrainConfig, target: PreTrainedModel) -> None:
     The target may be without weights.
 
     Raises:
-        ModelError: its hidden states cannot be read, or it could not decode with a drafter; or its
-            logits are not those that distillation would follow.
+        ModelError: its hidden states cannot be read, or it could not decode with a drafter; its
+            tokenizer cannot be loaded; or its logits are not those that distillation would follow.
     """
+    load_tokenizer(config.target)
     check_supported(target, (), exact=False)
     if config.distill_share > 0:
         check_plain_head(target, "distillation", "set distill_share=0")
+
+
+def load_frozen(config: TrainConfig, device: str) -> PreTrainedModel:
+    """The target of a run, with plain layers of the weights that it is trained for.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    model = load_target_model(
+        config.target,
+        resolve_dtype(config.dtype, config.device),
+        device,
+        config.device_map,
+        quantize=config.quantize,
+    )
+    # Of the rounded weights, also of a file that holds such.
+    dequantize(model)
+    return model
 
 
 def check_ids(target: PreTrainedModel, examples: Sequence[Example]) -> None:

@@ -9,17 +9,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from blockdraft.core.errors import DiskError
 from blockdraft.core.progress import Progress, time_left
 from blockdraft.data.dataset import count_answer_tokens
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.ngrams import count_ngrams
 from blockdraft.data.store import TextStore
-from blockdraft.models.layers.quantized import dequantize
-from blockdraft.models.target.loading import (
-    leave_cudnn_attention_out,
-    load_target_model,
-    resolve_dtype,
-)
+from blockdraft.models.target.loading import leave_cudnn_attention_out
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.batches import Batches
 from blockdraft.train.config import TrainConfig
@@ -31,7 +27,7 @@ from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
-from blockdraft.train.prepare import limit_vocabulary
+from blockdraft.train.prepare import limit_vocabulary, load_frozen
 from blockdraft.train.run_folder import BEST, RunFolder
 from blockdraft.train.run_log import best_of, evaluations
 from blockdraft.train.run_state import (
@@ -88,16 +84,7 @@ class TrainingRun:
         self.processes = processes
         self.examples, held_out = TextStore.of(texts.train), texts.held_out
         leave_cudnn_attention_out(config.device)  # a target that is shared is loaded on the CPU
-        loaded = load_target_model(
-            config.target,
-            resolve_dtype(config.dtype, config.device),
-            "cpu" if config.shard_target else config.device,
-            config.device_map,
-            quantize=config.quantize,
-        )
-        # Plain layers with the rounded weights, also of a file that holds such.
-        dequantize(loaded)
-        self.loaded = loaded
+        self.loaded = loaded = load_frozen(config, "cpu" if config.shard_target else config.device)
         self.drafter = load_trained(config, loaded, texts.examples)
         # Without the dropout that a language model may have: no state tells what it draws next.
         self.drafter.model.eval()
@@ -373,7 +360,7 @@ class TrainingRun:
             whole = self.drafter.whole(self.processes.is_main)
             whole.model.eval()
             if self.processes.is_main:
-                row = self._measure(whole)
+                row = self._measure_or_save(whole)
                 self.folder.add(whole, row, self._facts(whole))
             self.optimizer.use_masters()
             self.evaluated = self._now()
@@ -395,6 +382,16 @@ class TrainingRun:
             table, _ = count_ngrams(self.examples)
             table.save(self.config.out / BEST)
         self.processes.wait()
+
+    def _measure_or_save(self, drafter: TrainedDrafter) -> dict[str, Any]:
+        """Measure; if the disk of temporary files is full, the steps so far are not lost."""
+        try:
+            return self._measure(drafter)
+        except DiskError:
+            # To save shares would need all processes, and the others wait elsewhere.
+            if self.step and self.processes.count == 1:
+                self._save()
+            raise
 
     def _measure(self, drafter: TrainedDrafter) -> dict[str, Any]:
         metrics = self.held_out.evaluate(drafter, self._tick)

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.files import full_disk_refused
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.prompts import Prompt, check_template, prompt_ids, read_prompts
 from blockdraft.data.shards import told_thinking
@@ -92,11 +93,15 @@ class RealDecoding:
         """Decode with the drafter as it is, saved and loaded.
 
         `tick` is called on the way, so that a clock can tell work from a stopped process.
+
+        Raises:
+            DiskError: the disk of temporary files is full.
         """
         if not self._prompts:
             return TrueTau(tau={}, speedup={})
         with TemporaryDirectory() as folder:
-            drafter.save_pretrained(folder)
+            with full_disk_refused(Path(folder)):
+                drafter.save_pretrained(folder)
             return self._measured(Path(folder), tick)
 
     def _measured(self, folder: Path, tick: Callable[[], object]) -> TrueTau:

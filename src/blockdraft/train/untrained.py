@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from blockdraft.data.config import DataConfig
-from blockdraft.models.target.loading import load_target_model, resolve_device, resolve_dtype
+from blockdraft.models.target.loading import resolve_device
 from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.kinds.table import load_trained
-from blockdraft.train.prepare import limit_vocabulary
+from blockdraft.train.kinds.table import has_target_weights, load_trained
+from blockdraft.train.prepare import limit_vocabulary, load_frozen
 from blockdraft.train.run_state import provenance
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ def write_untrained(config: TrainConfig, answers: DataConfig | None = None) -> P
     config = replace(config, device=resolve_device(config.device))
     checked = check_run(config, answers)
     texts, target = checked.texts, checked.target
-    if config.init == "target":
-        target = load_target_model(config.target, resolve_dtype(config.dtype, config.device))
+    if config.init == "target" or has_target_weights(config):
+        target = load_frozen(config, config.device)
     drafter = load_trained(config, target, texts.examples)
     if not texts.num_expected:
         limit_vocabulary(drafter, config, texts.train)

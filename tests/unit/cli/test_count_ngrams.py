@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 from blockdraft.data import ngrams
+from blockdraft.data.identity import target_sha256
 from blockdraft.data.shards import write_manifest
 from blockdraft.models.draft.checkpoint import write_provenance
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
 from tests.command_line import refusal, run, run_json
 from tests.rows import write_rows
-from tests.tiny import tiny_drafter_folder
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 
 def answers_of(tmp_path: Path) -> Path:
@@ -89,3 +90,13 @@ def test_a_folder_of_answers_of_another_target_is_refused(tmp_path: Path) -> Non
     for said in ({**target, "weights_sha256": "own"}, {"sha256": "of files"}):
         write_manifest(answers, written | {"target": said})
         assert run("count-ngrams", folder, answers).exit_code == 0
+
+
+def test_the_target_itself_is_no_drafter(tmp_path: Path) -> None:
+    """A table there would make another target of it, to which its own answers do not belong."""
+    target, answers = tiny_target_folder(tmp_path), answers_of(tmp_path).parent
+    written = {"folder": target.name, "sha256": target_sha256(target)}
+    write_manifest(answers, {"target": written, "template": {"sha256": ""}, "runs": []})
+    line = refusal("count-ngrams", target, answers)
+    assert f"{target} is the target that wrote the answers in {answers}, not a drafter" in line
+    assert target_sha256(target) == written["sha256"]

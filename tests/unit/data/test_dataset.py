@@ -15,7 +15,7 @@ from blockdraft.data.dataset import (
     split_held_out,
     unused_special_token,
 )
-from blockdraft.data.holding_out import base_name
+from blockdraft.data.holding_out import base_name, is_held_out
 from blockdraft.data.store import Example
 from tests.rows import write_rows
 
@@ -114,6 +114,8 @@ def test_variants_of_a_prompt_are_not_parted():
     assert 60 < len(held_out) < 270
     sides = [{e.id.split("+")[0] for e in part} for part in (train, held_out)]
     assert not sides[0] & sides[1]
+    # What is told from a name alone, before the answers are there, is the same.
+    assert {e.id for e in held_out} == {name for name in names if is_held_out(name, 0.1)}
 
 
 def test_a_plus_that_begins_no_variant_is_of_the_id():
@@ -170,6 +172,11 @@ def test_epoch_batches_are_a_permutation_of_like_lengths():
     assert sorted(i for batch in batches for (i,) in batch) == list(range(1000))
     assert batches == epoch_batches(examples, 8, seed=1, epoch=0)
     assert batches != epoch_batches(examples, 8, seed=1, epoch=1)
+    assert batches != epoch_batches(examples, 8, seed=2, epoch=0)
+    # The batches of a bucket come in any order: a pass that went from short texts to long ones
+    # would end with long ones alone.
+    lengths = [len(examples[i]) for batch in batches[:16] for (i,) in batch[:1]]
+    assert lengths != sorted(lengths)
     padded = sum(len(b) * max(len(examples[i]) for (i,) in b) for b in batches)
     assert padded < 1.15 * sum(map(len, examples))
 
@@ -197,6 +204,20 @@ def test_rows_are_filled_with_whole_texts():
     assert all(sum(len(examples[i]) for i in row) <= 64 for row in rows)
     assert sum(map(len, examples)) > 0.7 * 64 * len(rows)
     assert batches == epoch_batches(examples, 8, seed=1, epoch=0, pack_len=64)
+
+
+def test_texts_that_fill_a_row_to_its_last_token_share_it():
+    examples = [
+        Example(id=str(n), set="s", prompt_ids=(1,) * 30, response_ids=(2, 3)) for n in range(8)
+    ]
+    batches = epoch_batches(examples, 2, seed=1, epoch=0, pack_len=64)
+    assert [len(row) for batch in batches for row in batch] == [2, 2, 2, 2]
+
+
+def test_an_answer_of_the_least_length_is_read(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [row(0, list(range(8))), row(1, list(range(7)))])
+    examples = read_examples([path], min_response_len=8, max_len=99)
+    assert [len(example.response_ids) for example in examples] == [8]
 
 
 def test_texts_of_a_row_keep_their_own_positions():

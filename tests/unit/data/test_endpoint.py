@@ -153,7 +153,42 @@ def test_requests_say_what_is_wanted_and_are_bounded(monkeypatch):
         "max_tokens": 6,
         "temperature": 0.0,
         "return_token_ids": True,
+        # Or a server would take those of the model's generation_config.json.
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_field_that_the_endpoint_does_not_know_is_left_out(status, caplog):
+    """As OpenAI's own API, which names one of them at a time."""
+    own = {"model", "prompt", "max_tokens", "temperature", "seed", "return_token_ids"}
+    own |= {"top_p", "presence_penalty", "frequency_penalty"}
+
+    def answer(body):
+        unknown = sorted(body.keys() - own)
+        message = f"Unrecognized request argument supplied: {unknown[0]}" if unknown else ""
+        return (status, {"error": {"message": message}}) if unknown else good_answer(body)
+
+    with server_of(answer) as (url, asked):
+        assert len(answers_of(url, jobs(6), slots=3)) == 6
+    for name in ("top_k", "min_p", "repetition_penalty"):
+        assert caplog.text.count(f"refuses {name} (") == 1
+    assert not [body for _, body, _ in asked[-3:] if body.keys() - own]
+    assert all(body["top_p"] == 1.0 for _, body, _ in asked)
+
+
+def test_a_refusal_of_something_else_leaves_no_field_out():
+    def answer(body):
+        return 400, {"error": {"message": "the model named min_prompt does not exist"}}
+
+    with server_of(answer) as (url, asked), pytest.raises(ConfigError, match="min_prompt"):
+        answers_of(url, jobs(1), slots=1)
+    assert len(asked) == 1
 
 
 def test_failures_that_may_pass_are_tried_again():

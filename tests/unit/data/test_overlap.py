@@ -3,7 +3,9 @@
 import pytest
 
 from blockdraft.data.boxed import BOXED_LINE
-from blockdraft.data.overlap import TEMPLATE_PROMPTS, Overlap
+from blockdraft.data.overlap import TEMPLATE_PROMPTS, Overlap, without_overlap
+from blockdraft.data.prompts import Prompt
+from tests.rows import write_rows
 
 LONG = "Alice has three apples and gives one of them to Bob, so how many are left for her now?"
 ANSWER_LINE = "\nThink about it for as long as you need, then give nothing but the number."
@@ -58,6 +60,23 @@ def test_a_short_question_is_found_with_and_without_its_line():
     assert "Is 3 prime?" + BOXED_LINE in benchmark
     assert "Is 33 prime?" + ANSWER_LINE not in benchmark
     assert ANSWER_LINE not in benchmark
+
+
+def test_a_question_of_one_word_fewer_than_an_overlap_is_found_without_its_line():
+    question = " ".join(LONG.split()[:12])
+    benchmark = Overlap([question + BOXED_LINE])
+    assert question in benchmark
+    assert question + " then" not in benchmark
+
+
+def test_a_chat_that_overlaps_in_a_later_turn_is_left_out(tmp_path):
+    path = write_rows(tmp_path / "benchmark.jsonl", [{"prompt": LONG}])
+    chats = [
+        Prompt(id="first", set="s", text=LONG, later=("Why?",)),
+        Prompt(id="later", set="s", text="Good morning!", later=("Fine.", f"So: {LONG}")),
+        Prompt(id="none", set="s", text="Good morning!", later=("Fine.",)),
+    ]
+    assert [prompt.id for prompt in without_overlap(chats, [path])] == ["none"]
 
 
 def test_symbols_alone_overlap_nothing():

@@ -8,7 +8,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.data.answer_file import PriorAnswer
 from blockdraft.data.config import DataConfig
 from blockdraft.data.prompts import Prompt, prompt_ids, turn_id, with_own_ids
-from blockdraft.data.turns import asked_turns
+from blockdraft.data.turns import asked_turns, jobs_for
 from tests.tiny import tiny_tokenizer
 
 CHANNELS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>")
@@ -83,3 +83,11 @@ def test_a_prompt_that_the_template_refuses_is_named() -> None:
         ConfigError, match=r"messages of system, user of prompt 'p7' of chats: none"
     ):
         prompt_ids(tokenizer, prompt)
+
+
+def test_prompts_of_just_the_most_tokens_are_asked(tmp_path, caplog):
+    config = DataConfig(output=tmp_path, prompts=(tmp_path / "p.jsonl",), max_prompt_tokens=3)
+    prompt = Prompt(id="p", set="s", text="hi")
+    asked = [((str(size), 0.7, 0), prompt, tuple(range(size))) for size in (2, 3, 4)]
+    assert [job.id for job in jobs_for(asked, config, {})] == ["2", "3"]
+    assert "prompts left out as too long: 1; raise max_prompt_tokens (it is 3)" in caplog.text

@@ -58,6 +58,9 @@ def test_values_are_read_as_in_toml():
         ("max_minutes=None", "max_minutes is 'None'; give \"none\" to leave it unset"),
         ("answers.endpoint=NULL", "answers.endpoint is 'NULL'; give \"none\" to leave it unset"),
         ("device_map=cuda:7", "one of auto, balanced, balanced_low_0, sequential or unset"),
+        ("out=a.jsonl", "out is 'a.jsonl'; it must be a folder of its own, not data's"),
+        ("feature_cache=./a.jsonl", "a folder of its own, not out or data's"),
+        ("min_response_len=1", "min_response_len is 1; it must be at least 2"),
     ],
 )
 def test_a_bad_setting_is_refused(setting, reason):

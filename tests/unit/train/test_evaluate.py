@@ -29,6 +29,27 @@ def test_prefix_length_equals_a_loop():
     assert num_accepted(right, keep).tolist() == expected
 
 
+class KnowsAll(BlockDrafter):
+    """Guesses each token of an answer, and of what lies behind it."""
+
+    def greedy_guesses(
+        self, hidden: torch.Tensor, logits: torch.Tensor, anchors: torch.Tensor
+    ) -> torch.Tensor:
+        return anchors[:, None] + 1 + torch.arange(self.num_slots)
+
+
+@pytest.mark.parametrize("length", [2, 5, 6, 7, 11, 12])
+def test_no_cycle_counts_more_tokens_than_the_answer_has(length: int) -> None:
+    """The last one brings no bonus where all that is left was drafted."""
+    drafter = KnowsAll(tiny_drafter())
+    target = FrozenTarget(tiny_target(), LAYER_IDS)
+    answer = tuple(range(10, 10 + length))
+    example = Example(id="a", set="s", prompt_ids=(1, 2, 3), response_ids=answer)
+    found = HeldOut(target, [example], 9).evaluate(drafter)
+    # Each cycle but the last commits a block of 6; the first token of the answer is an anchor.
+    assert found.tau == pytest.approx((length - 1) / -(-(length - 1) // 6))
+
+
 def plain_walk(model: DraftModel, target: FrozenTarget, example: Example) -> tuple[int, int]:
     """(tokens, cycles) of one answer, one block at a time over a fresh context."""
     ids = torch.tensor([example.token_ids])

@@ -15,7 +15,7 @@ from blockdraft.core.errors import INTERRUPTED
 from blockdraft.data import generate as data
 from blockdraft.data.config import DataConfig
 from blockdraft.models.draft.dflash import DraftModel
-from blockdraft.train import stopping, training_run
+from blockdraft.train import prepare, stopping, training_run
 from blockdraft.train.__main__ import main
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run
@@ -160,7 +160,7 @@ def test_answers_that_are_broken_off(config, tmp_path, monkeypatch, number):
 
 def test_a_sigterm_while_a_run_is_loaded_says_how_it_goes_on(config, monkeypatch, capsys):
     monkeypatch.setattr(
-        training_run, "load_target_model", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+        prepare, "load_target_model", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
     )
     line = "interrupted before a state was saved; the same command starts over"
     assert main(settings_of(config)) == 128 + signal.SIGTERM

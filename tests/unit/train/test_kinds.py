@@ -18,12 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.data.dataset import Batch, collate, collate_rows
+from blockdraft.data.dataset import Batch, collate, collate_rows, count_answer_tokens
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft.eagle3 import Eagle3Model
 from blockdraft.models.target.loading import load_target_model, target_without_weights
 from blockdraft.train import loss as loss_module
 from blockdraft.train.blocks import Anchors, Blocks, sample_anchors
+from blockdraft.train.check import check_run
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.kinds.base import TeacherForced, TrainedDrafter
@@ -34,9 +35,10 @@ from blockdraft.train.prepare import read_data
 from blockdraft.train.step import Part, accumulate_gradients
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import serving
+from blockdraft.train.untrained import write_untrained
 from tests.eagle import Reference
 from tests.rows import write_rows
-from tests.tiny import tiny_target_folder
+from tests.tiny import edit_json, tiny_target_folder, tiny_tokenizer
 from tests.train_runs import broken_off, logged, small_config
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -271,6 +273,33 @@ def test_a_draft_model_is_an_ordinary_folder(tmp_path: Path) -> None:
             assert torch.equal(own, target.state_dict()[f"model.layers.{theirs}.{name}"])
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_draft_model_in_bfloat16_is_the_one_that_will_draft(tmp_path: Path, kind: str) -> None:
+    """Rotations stay in float32: cast with the weights, far positions would be other ones."""
+    settings = {"target": tiny_target_folder(tmp_path, kind), "dtype": "bfloat16"}
+    config = small_config(tmp_path, **settings, device="cpu", **KINDS["draft_model"])
+    target = load_target_model(config.target, torch.bfloat16, "cpu")
+    drafter = load_trained(config, target, read_data(config)[0])
+    drafter.save_pretrained(tmp_path / "saved")
+    served = load_target_model(tmp_path / "saved", torch.bfloat16, "cpu")
+    served.set_attn_implementation("sdpa")
+    expected = dict(served.named_buffers())
+    for name, own in drafter.model.named_buffers():
+        assert own.dtype == expected[name].dtype, name
+        assert torch.equal(own, expected[name]), name
+    ids = torch.arange(1, 251)[None]
+    with torch.no_grad():
+        assert torch.equal(drafter.model(ids).logits, served(ids).logits)
+
+
+def test_a_draft_model_has_a_gradient_whatever_attention_a_config_names(tmp_path: Path) -> None:
+    """flex_attention has none on a CPU, and masks of its own."""
+    config = small_config(tmp_path, max_steps=1, device="cpu", **KINDS["draft_model"])
+    edit_json(config.target / "config.json", attn_implementation="flex_attention")
+    train(config)
+    assert len(logged(config.out)) == 1
+
+
 def test_a_draft_model_begins_from_a_target_whose_last_norm_has_another_name(
     tmp_path: Path,
 ) -> None:
@@ -304,6 +333,111 @@ def test_a_draft_model_that_could_not_be_served_is_refused_before_it_is_trained(
         changed = dataclasses.replace(config, **changes)
         with pytest.raises(ModelError, match=r"recurrent layers \(Lfm2.*such as dflash"):
             drafter_shape(changed, target_without_weights(folder), read_data(config)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "init", "problem"),
+    [
+        (
+            "gemma4_text",
+            {
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_kv_shared_layers": 2,
+                "global_head_dim": 32,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": 272,
+            },
+            "random",
+            "the last 2 layers of Gemma4ForCausalLM use the keys and values of earlier",
+        ),
+        ("gpt2", {}, "random", "GPT2LMHeadModel cannot draft when it is served; train another"),
+        (
+            "glm4_moe",
+            {
+                "first_k_dense_replace": 3,
+                "n_group": 1,
+                "topk_group": 1,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48,
+            },
+            "target",
+            "layer 1 of the draft model would be a copy of layer 3 of the target.*use init=random",
+        ),
+    ],
+)
+def test_a_target_whose_class_makes_no_draft_model_is_refused(
+    tmp_path: Path, kind: str, sizes: dict[str, Any], init: str, problem: str
+) -> None:
+    folder = tiny_target_folder(tmp_path, kind, **sizes)
+    config = small_config(tmp_path, target=folder, init=init, **KINDS["draft_model"])
+    with pytest.raises(ModelError, match=problem):
+        drafter_shape(config, target_without_weights(folder), read_data(config)[0])
+
+
+def test_a_draft_model_whose_layers_do_not_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes do not tell of it: it is tried, before anything is trained."""
+    config = small_config(tmp_path, device="cpu", **KINDS["draft_model"])
+    target = load_target_model(config.target, torch.float32, "cpu")
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise KeyError("sliding_attention")
+
+    monkeypatch.setattr(type(target.model), "forward", fails)
+    problem = "2 of the 4 layers of LlamaForCausalLM does not run .*sliding_attention.*; train"
+    with pytest.raises(ModelError, match=problem):
+        load_trained(config, target, read_data(config)[0])
+
+
+def test_a_tokenizer_that_changes_when_it_is_saved_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path, **KINDS["draft_model"])
+    target, examples = target_without_weights(config.target), read_data(config)[0]
+    kind = type(tiny_tokenizer())
+    save = kind.save_pretrained
+
+    def changes(tokenizer: Any, folder: Path) -> None:
+        save(tokenizer, folder)
+        path = Path(folder) / "tokenizer.json"
+        path.write_text(path.read_text().replace('"Ā"', '"ht"'))
+
+    def fails(*args: Any) -> None:
+        raise NotImplementedError("has no file")
+
+    for saves, problem in ((changes, " is .*ht"), (fails, "has no file")):
+        monkeypatch.setattr(kind, "save_pretrained", saves)
+        with pytest.raises(ModelError, match=f"cannot be saved beside a draft model .*{problem}"):
+            drafter_shape(config, target, examples)
+
+
+def test_a_draft_model_of_matrices_alone_is_trained(tmp_path: Path) -> None:
+    """The norms of OLMo have no weights, and an optimizer for them would be refused."""
+    folder = tiny_target_folder(tmp_path, "olmo")
+    config = small_config(tmp_path, target=folder, max_steps=2, **KINDS["draft_model"])
+    train(config)
+    train(dataclasses.replace(config, max_steps=3))
+    assert len(logged(config.out)) == 3
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
+def test_an_untrained_drafter_has_the_ends_of_the_target(tmp_path: Path, kind: str) -> None:
+    config = small_config(tmp_path, device="cpu", **KINDS[kind])
+    found = weights_of(write_untrained(config))
+    target = load_target_model(config.target, torch.float32, "cpu")
+    counts = count_answer_tokens(read_data(config)[0])
+    rows = slice(None) if kind == "draft_model" else torch.tensor(sorted(counts))
+    assert torch.equal(found["lm_head.weight"], target.get_output_embeddings().weight[rows])
+
+
+def test_a_target_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (config.target / name).unlink()
+    with pytest.raises(ModelError, match=r"cannot load a tokenizer from .* has no tokenizer.json"):
+        check_run(config)
 
 
 def test_texts_of_a_packed_row_do_not_see_each_other(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from tempfile import gettempdir
 
 import pytest
 import torch
@@ -22,8 +23,9 @@ from blockdraft.train import prepare, run_folder, training_run
 from blockdraft.train.hydra.state import HEAD_STATE
 from blockdraft.train.run_folder import RunFolder
 from blockdraft.train.run_log import best_of, evaluations, read_log
-from blockdraft.train.run_state import read_state
+from blockdraft.train.run_state import STATE, read_state, saved_step
 from blockdraft.train.trainer import train
+from blockdraft.train.true_tau import RealDecoding, TrueTau
 from tests.train_runs import broken_off, logged, settings_of, small_config, write_answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -261,6 +263,32 @@ def test_a_full_disk_is_said_whatever_was_written(config, monkeypatch, error):
     monkeypatch.setattr(DraftModel, "save_pretrained", fails(error))
     with pytest.raises(DiskError, match="its disk is full; make space and start again"):
         train(config)
+
+
+def test_a_full_disk_of_temporary_files_is_named_and_loses_no_step(config, monkeypatch):
+    """Real decoding loads the drafter from there, in the middle of a run."""
+    config = dataclasses.replace(config, tau_limit=1, tau_max_tokens=4, eval_steps=4, max_steps=6)
+    monkeypatch.setattr(RealDecoding, "_measured", lambda *_: TrueTau(tau={}, speedup={}))
+    monkeypatch.setattr(training_run, "write_expected", lambda *_: None)
+    whole = dataclasses.replace(config, out=config.out.parent / "whole")
+    train(whole)
+    save = DraftModel.save_pretrained
+
+    def is_full_later(model, folder, provenance=None):
+        if provenance is None and any("nll" in row for row in read_log(config.out)):
+            raise OSError(28, "No space left on device")
+        save(model, folder, provenance)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DraftModel, "save_pretrained", is_full_later)
+        with pytest.raises(DiskError, match=f"cannot write to {gettempdir()}.*: its disk is full"):
+            train(config)
+    assert saved_step(config.out / STATE) == 4
+    train(config)
+    rows, expected = logged(config.out), logged(whole.out)
+    assert [row["nll"] for row in rows] == [row["nll"] for row in expected]
+    steps = [[row["step"] for row in evaluations(run.out)] for run in (config, whole)]
+    assert steps == [[0, 4, 6]] * 2
 
 
 def test_other_errors_are_not_taken_for_a_full_disk(config, monkeypatch):

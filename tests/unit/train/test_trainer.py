@@ -199,13 +199,13 @@ def test_every_way_of_training_learns_and_resumes(config, changes):
 
 def test_only_the_drafter_changes(config, monkeypatch):
     targets = []
-    load = training_run.load_target_model
+    load = prepare.load_target_model
 
     def remember(*args, **options):
         targets.append(load(*args, **options))
         return targets[-1]
 
-    monkeypatch.setattr(training_run, "load_target_model", remember)
+    monkeypatch.setattr(prepare, "load_target_model", remember)
     start = tiny_drafter_folder(config.out.parent, target_layer_ids=LAYER_IDS)
     result = train(dataclasses.replace(config, init_from=start, held_out_share=0.2))
     fresh = load(config.target, torch.float32, "cpu").state_dict()
@@ -326,14 +326,14 @@ def test_an_out_folder_that_holds_something_else_is_refused(config):
 
 
 def test_a_target_without_a_list_of_layers_is_refused(config, monkeypatch):
-    load = training_run.load_target_model
+    load = prepare.load_target_model
 
     def hidden(*args, **options):
         model = load(*args, **options)
         model.get_decoder = lambda: torch.nn.Linear(1, 1)
         return model
 
-    monkeypatch.setattr(training_run, "load_target_model", hidden)
+    monkeypatch.setattr(prepare, "load_target_model", hidden)
     with pytest.raises(ModelError, match="keeps no list of decoder layers"):
         train(config)
 
@@ -452,9 +452,9 @@ def test_a_step_of_a_slow_target_counts_in_full(config, monkeypatch):
     monkeypatch.setattr(features, "CPU_TOKENS", 1)
     computed = FrozenTarget._states
 
-    def slow(self, token_ids):
+    def slow(self, token_ids, lengths):
         now[0] += 100
-        return computed(self, token_ids)
+        return computed(self, token_ids, lengths)
 
     def seconds_until(max_steps):
         train(dataclasses.replace(config, max_steps=max_steps))

@@ -167,11 +167,13 @@ class Kind:
 
     shape: from (config, target with or without weights, all examples, number of processes). load:
     from (config, target, all examples), in the precision of the run. Both raise ConfigError for
-    settings that cannot be met, and ModelError for a target that does not fit.
+    settings that cannot be met, and ModelError for a target that does not fit. has_target_weights:
+    it is saved with weights of the target, its head for instance.
     """
 
     shape: Callable[[TrainConfig, PreTrainedModel, Sequence[Example], int], DrafterShape]
     load: Callable[[TrainConfig, PreTrainedModel, Sequence[Example]], TrainedDrafter]
+    has_target_weights: bool = False
 
 
 def refuse_settings(config: TrainConfig, kind: str, names: Sequence[str]) -> None:

@@ -199,4 +199,4 @@ def _check_shared_ends(model: Eagle3Model, head: Tensor, config: TrainConfig) ->
         )
 
 
-EAGLE3 = Kind(_shape, _load)
+EAGLE3 = Kind(_shape, _load, has_target_weights=True)

@@ -39,6 +39,11 @@ def _kind(config: TrainConfig) -> Kind:
     return kind
 
 
+def has_target_weights(config: TrainConfig) -> bool:
+    """Whether the drafter is saved with weights of the target, and so needs them to begin with."""
+    return _kind(config).has_target_weights
+
+
 def drafter_shape(
     config: TrainConfig,
     target: PreTrainedModel,
