@@ -43,10 +43,10 @@ class Gate:
         self._permits, self.num_steps = threading.Semaphore(0), 0
         real = llm.engine.advance
 
-        def advance() -> None:
+        def advance(only: int | None = None) -> None:
             assert self._permits.acquire(timeout=PATIENCE)
             self.num_steps += 1
-            real()
+            real(only)
 
         monkeypatch.setattr(llm.engine, "advance", advance)
 

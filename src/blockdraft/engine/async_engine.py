@@ -22,7 +22,8 @@ from blockdraft.speculate.commit import StepOutput
 from blockdraft.text.grammar import CompiledGrammar
 
 _MAX_FAILURES = 3
-"""A step that fails is tried again; so many failures in a row end the loop."""
+"""A step that fails is tried again; after so many failures in a row each sample runs alone."""
+_FAILED_ALONE = "the server failed on this request; the log says why"
 _FIRST_SECONDS, _SECONDS_WEIGHT = 5.0, 0.1
 """The mean duration of a sample before one has ended, and the weight of each that ends, in the
 moving mean."""
@@ -68,6 +69,7 @@ class AsyncEngine:
         # Of the thread.
         self._running: dict[int, Ticket] = {}
         self._num_failures = 0
+        self._step_failures = FailureLog("a step failed; retrying", logger)
         self._report_failures = FailureLog(
             "reporting a step failed; the step itself is kept", logger
         )
@@ -266,13 +268,13 @@ class AsyncEngine:
             return
         try:
             outputs = self._samples.step()
-        # A failure may be temporary, such as a lack of memory. One that stays ends the loop.
-        except Exception:
+        # It may be temporary, such as a lack of memory. One that stays may be of one request.
+        except Exception as error:
             self._num_failures += 1
-            if self._num_failures == _MAX_FAILURES:
-                raise
-            logger.exception("a step failed; retrying")
-            return
+            self._step_failures.note(error)
+            if self._num_failures < _MAX_FAILURES:
+                return
+            outputs = self._step_one_by_one()
         self._num_failures = 0
         report = None
         with self._report_failures.caught():
@@ -282,6 +284,28 @@ class AsyncEngine:
         if self._observer is not None and report is not None:
             with self._report_failures.caught():
                 self._observer.on_step(report)
+
+    def _step_one_by_one(self) -> list[StepOutput]:
+        """Advance each sample alone; one whose own step fails ends with an error, and no other.
+
+        Raises what the engine raises if it cannot even compute a token of its own.
+        """
+        self._samples.check_engine()
+        outputs = []
+        for key in self._running:
+            try:
+                outputs += self._samples.step(only=key)
+            except Exception:
+                logger.exception("a sample fails even alone; its request ends with an error")
+                self._fail(key)
+        return outputs
+
+    def _fail(self, key: int) -> None:
+        """End a sample with an error; if that fails, the others go on."""
+        try:
+            self._samples.fail(key, _FAILED_ALONE)
+        except Exception:
+            logger.exception("the memory of a failed sample could not be freed")
 
     def _hand_out(self, key: int) -> None:
         ticket = self._running[key]

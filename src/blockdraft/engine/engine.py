@@ -277,20 +277,25 @@ class Engine:
         self.advance()
         return self.report()
 
-    def advance(self) -> None:
+    def advance(self, only: int | None = None) -> None:
         """Do the work of a step; `report` hands over what it gave, also where this is interrupted.
 
-        Does nothing while the last step is not reported.
+        Does nothing while the last step is not reported. only: the key of the one sequence that is
+        advanced, without candidates, so that as little as possible can fail.
         """
         if self._unreported:
             return
         with self.timer.step():
             with self.timer.phase("schedule"):
-                batch = self.scheduler.schedule()
+                batch = (
+                    self.scheduler.schedule()
+                    if only is None
+                    else self.scheduler.schedule_alone(only)
+                )
                 if not batch:
                     return
                 asked = self.allocator.ask(batch)
-                if asked.anybody:
+                if asked.anybody and only is None:
                     batch = self.candidates.apply(batch)
             self.proposer.open(batch)
             free = [NOTHING] * len(batch)
@@ -306,6 +311,18 @@ class Engine:
                 batch = [row.within(0) for row in batch]
                 if not (drafts and self._fits(batch, [NOTHING] * len(batch))):
                     self._fail_largest(batch)
+
+    def check(self) -> None:
+        """Compute one token of a request of our own; raises what a step that fails raises.
+
+        Where there is no room for it, nothing is computed.
+        """
+        params = SamplingParams(max_tokens=1, num_draft_tokens=0)
+        key = self.add([0], params, seed=0)
+        try:
+            self.advance(only=key)
+        finally:
+            self.take(key)
 
     def _fits(self, batch: Batch, free: Ids[Proposal]) -> bool:
         """Advance the rows; False if memory does not suffice, and then no row has changed.

@@ -144,14 +144,14 @@ class Samples:
         """What the grammar of a request, if it has one, allows in one sample."""
         return None if params.grammar is None else self.grammars.start(params.grammar)
 
-    def step(self) -> list[StepOutput]:
-        """Advance the engine by a step. See Engine.step.
+    def step(self, only: int | None = None) -> list[StepOutput]:
+        """Advance the engine by a step, or only the sample with this key. See Engine.advance.
 
         An interrupt ends the sample at hand, and is raised again when the others have their tokens.
         """
         interrupt = None
         with self._alone():
-            self.engine.advance()
+            self.engine.advance(only)
             with uninterrupted():  # if one came before, the outputs are there in the next step
                 outputs = self.engine.report()
                 for output in outputs:
@@ -168,6 +168,17 @@ class Samples:
             raise interrupt
         return outputs
 
+    def check_engine(self) -> None:
+        """See Engine.check."""
+        with self._alone():
+            self.engine.check()
+
+    def fail(self, key: int, error: str) -> None:
+        """End a sample with an error; its last chunk can be taken."""
+        with self._alone(), uninterrupted():
+            self._news[key] = None
+            self._end(key, self._text(key), error)
+
     def _text(self, key: int) -> SampleText:
         text = self.engine.progress[key].text
         assert text is not None, "the sample was added to the engine past these samples"
@@ -179,8 +190,11 @@ class Samples:
             logger.error(
                 "a text could not be written; its request ends with an error", exc_info=error
             )
-        self.engine.fail(key, f"its text could not be written: {error!r}")
-        text.is_finished = True
+        self._end(key, text, f"its text could not be written: {error!r}")
+
+    def _end(self, key: int, text: SampleText, error: str) -> None:
+        text.is_finished = True  # first: the end is told also where memory cannot be given back
+        self.engine.fail(key, error)
 
     @property
     def with_news(self) -> list[int]:

@@ -62,9 +62,20 @@ class Scheduler:
         """The rows of the next step, without candidates; the finished make room for the waiting."""
         self.running = [s for s in self.running if s.finish_reason is None]
         self._make_room()
-        self._admit()
+        self._admit(list(islice(self.waiting.values(), self.max_running)), self.max_running)
         chunk = self._chunk()
         return [self._row(sequence, chunk) for sequence in self.running]
+
+    def schedule_alone(self, key: int) -> Batch:
+        """The row of one sequence in a step of its own; none if there is no room to advance it.
+
+        It starts if it waits, even beyond `max_running`; no other is started or preempted.
+        """
+        self.running = [s for s in self.running if s.finish_reason is None]
+        if key in self.waiting:
+            self._admit([self.waiting[key]], len(self.running) + 1)
+        chunk = self._chunk()
+        return [self._row(s, chunk) for s in self.running if s.key == key and self._reserve(s)]
 
     def _make_room(self) -> None:
         """Reserve one more page for each sequence that needs it, the oldest first.
@@ -98,16 +109,16 @@ class Scheduler:
             self.waiting[sequence.key] = sequence
             self.waiting.move_to_end(sequence.key, last=False)
 
-    def _admit(self) -> None:
+    def _admit(self, sequences: list[Sequence], max_running: int) -> None:
         """Start waiting sequences while there is a place, and room for all their tokens.
 
         A sequence whose first tokens are being computed for another waits for them instead of
         computing them too, and those behind it may go first. A sequence without room holds up all
-        behind it; else it might wait forever. No more than `max_running` are looked at: a request
-        may have thousands of samples.
+        behind it; else it might wait forever. Not all that wait are given: a request may have
+        thousands of samples.
         """
-        for sequence in list(islice(self.waiting.values(), self.max_running)):
-            if len(self.running) >= self.max_running:
+        for sequence in sequences:
+            if len(self.running) >= max_running:
                 return
             # If the last step was interrupted here, the sequence is open already.
             self.memory.put_back(sequence.key)

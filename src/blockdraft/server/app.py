@@ -192,10 +192,18 @@ def _encode(service: Service, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if body.prompt is None:
+        if body.add_special_tokens:
+            raise RequestError(
+                "add_special_tokens is true, but the special tokens of a conversation are those of "
+                "the chat template; leave it out",
+                param="add_special_tokens",
+            )
         return service.prompts.encode_chat(body, read_toolbox(body, service.tokenizer))
     if body.tools is not None:
         raise RequestError("tools belong to messages; leave out prompt", param="tools")
     _check_size("prompt", len(body.prompt), MAX_CHARACTERS, "characters")
+    if body.add_special_tokens is False:
+        return service.tokenizer.encode_continuation(body.prompt)
     return service.tokenizer.encode(body.prompt)
 
 

@@ -48,6 +48,21 @@ class Connection(H11Protocol):
         elif not self.transport.is_closing():
             self._await_request()
 
+    def handle_events(self) -> None:
+        """See H11Protocol. Ends of lines that came with the request before are no request either.
+
+        h11 has no way to skip them, so a new h11 connection goes on with what follows them.
+        """
+        if self.conn.their_state is h11.IDLE:
+            waiting, is_closed = self.conn.trailing_data
+            if waiting[:1] in (b"\r", b"\n"):
+                self.conn = h11.Connection(h11.SERVER)
+                if rest := waiting.lstrip(b"\r\n"):
+                    self.conn.receive_data(rest)
+                if is_closed:
+                    self.conn.receive_data(b"")
+        super().handle_events()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._stop_waiting()

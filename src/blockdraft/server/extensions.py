@@ -6,7 +6,7 @@ Both become a ChatRequest, so that exactness, queues, metrics, calls and cancell
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from blockdraft.core.errors import RequestError
 from blockdraft.server.protocol import AnswerFields
@@ -16,6 +16,16 @@ class ChatFields(AnswerFields):
     """Fields of a chat that these interfaces take under the same names, theirs or not."""
 
     chat_template_kwargs: dict[str, Any] | None = None
+
+    # Of chats, and refused here if they ask for what would change the answer.
+    add_generation_prompt: Literal[True] | None = None
+    add_special_tokens: Literal[False] | None = None
+    chat_template: None = None
+    continue_final_message: Literal[False] | None = None
+    echo: Literal[False] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    return_token_ids: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
 
     def answer_fields(self) -> dict[str, Any]:
         """Those of AnswerFields that were given, for the chat."""

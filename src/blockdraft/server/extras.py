@@ -45,6 +45,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "mirostat": ((0,), _NO_SAMPLER),
     "dry_multiplier": ((0,), _NO_SAMPLER),
     "xtc_probability": ((0,), _NO_SAMPLER),
+    "top_n_sigma": ((0, -1), _NO_SAMPLER),
     "no_repeat_ngram_size": ((0,), _NO_SAMPLER),
     "penalty_alpha": ((0,), _NO_SAMPLER),
     "epsilon_cutoff": ((0,), _NO_SAMPLER),
@@ -57,6 +58,23 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "lora_path": (("",), _OWN_CODE),
     "repeat_penalty": ((1,), "give repetition_penalty instead" + _OR_LEAVE_OUT),
     "bad_words": (([],), "give logit_bias for the tokens to avoid" + _OR_LEAVE_OUT),
+    "repetition_detection": (
+        ({},),
+        "no answer is ended for its repetitions; give repetition_penalty" + _OR_LEAVE_OUT,
+    ),
+    "vllm_xargs": (({},), f"arguments of plugins are not supported{_LEAVE_OUT}"),
+    "logprob_token_ids": (
+        ([],),
+        "log-probabilities are those of the most probable tokens; give logprobs" + _OR_LEAVE_OUT,
+    ),
+    "return_tokens_as_token_ids": (
+        (False,),
+        "tokens are told as text; give return_token_ids for their ids" + _OR_LEAVE_OUT,
+    ),
+    "include_reasoning": (
+        (True,),
+        "an answer comes with its thinking; ignore reasoning_content" + _OR_LEAVE_OUT,
+    ),
     "allowed_token_ids": ((), _SHAPE),
     "logits_processors": (([],), "code from a request is not run; give logit_bias" + _OR_LEAVE_OUT),
     "max_new_tokens": ((), _TOKENS),

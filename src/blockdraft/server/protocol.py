@@ -193,6 +193,14 @@ class AnswerFields(StructuredFields):
 
     # Without effect on the text.
     prediction: Prediction | None = None
+    cache_salt: Any = None
+    data_parallel_rank: Any = None
+    ec_transfer_params: Any = None
+    kv_transfer_params: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    skip_reading_prefix_cache: Any = None
+    truncation_side: Any = None
 
 
 class Sampling(AnswerFields, ShapeFields):
@@ -314,7 +322,7 @@ class TokenizeRequest(TemplateFields):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[Listed[ChatMessage] | None, FEW_TURNS] = None
-    add_special_tokens: Literal[True] | None = None
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 

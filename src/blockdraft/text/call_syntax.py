@@ -188,7 +188,9 @@ def calls_grammar(
         RequestError: a call that has no begin cannot be watched for.
     """
     special = special or {}
-    several = parallel and choice.name is None and bool(syntax.openers or syntax.section)
+    # A call without a begin is the whole answer, so there is never a second one.
+    is_single = not (syntax.openers or syntax.section)
+    several = parallel and choice.name is None and not is_single
     callable_tools = choice.among(tools)
 
     def lark(*rules: str) -> Grammar:
@@ -205,13 +207,13 @@ def calls_grammar(
     more = f"({between} call)*" if several else ""
     if choice.mode == "required":
         return lark(f"start: {section} call {more} {section_end}", call)
-    if choice.mode == "none" or (parallel and not is_watched(tools, choice)):
+    if choice.mode == "none" or ((parallel or is_single) and not is_watched(tools, choice)):
         return None
     watched = syntax.watched
     if not watched:
         raise RequestError(
-            "this model's calls have no start mark: leave out strict, parallel_tool_calls and "
-            "allowed_tools, or require a call"
+            "this model's calls have no start mark: leave out strict and allowed_tools, or require "
+            "a call"
         )
     openings = [
         f"spelled_{index} {marked(syntax.opening.partition(mark)[2], special)}"

@@ -432,3 +432,32 @@ def test_a_tree_has_no_more_nodes_than_request_and_configuration_allow() -> None
     limits.num_draft_tokens, limits.draft_depth = 4, 2
     rows = limits.apply(scheduler.schedule())
     assert [(row.num_draft_tokens, row.max_depth) for row in rows] == [(4, 2), (3, 2)]
+
+
+def test_a_sequence_alone_starts_beyond_the_places_and_starts_no_other() -> None:
+    scheduler = make_scheduler()
+    for key in range(4):
+        scheduler.add(make_sequence(key, first_id=100 * key))
+    scheduler.schedule()
+    assert [row.sequence.key for row in scheduler.schedule_alone(1)] == [1]
+    assert [row.sequence.key for row in scheduler.schedule_alone(3)] == [3]
+    assert list(scheduler.waiting) == [2]
+    assert scheduler.schedule_alone(9) == []
+    scheduler.running[0].finish_reason = "stop"
+    assert scheduler.schedule_alone(0) == []
+
+
+def test_a_sequence_alone_without_room_is_not_advanced_and_preempts_none() -> None:
+    pages = Pages(3)
+    scheduler = make_scheduler(pages, prefill_chunk=512)
+    sequences = [
+        make_sequence(key, num_prompt=PAGE_SIZE - 2, num_output=2, first_id=1000 * key)
+        for key in range(2)
+    ]
+    start(scheduler, *sequences)
+    sequences[0].append(5)
+    assert scheduler.schedule_alone(0) == []
+    assert [row.sequence.key for row in scheduler.schedule_alone(1)] == [1]
+    assert scheduler.num_preempted == 0
+    assert scheduler.running == sequences
+    pages.check_integrity()

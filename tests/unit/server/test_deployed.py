@@ -175,3 +175,24 @@ def test_the_offer_of_another_protocol_is_passed_over(server, caplog, protocol):
     request = f"GET /health HTTP/1.1\r\nhost: localhost\r\n{offer}\r\n"
     assert raw_answer(server, request.encode()).startswith(b"HTTP/1.1 200 ")
     assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+@pytest.mark.parametrize("ends", ["", "\r\n", "\n", "\r\n\r\n", "\r"])
+def test_ends_of_lines_between_requests_that_come_together_cost_neither(server, caplog, ends):
+    head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    first = f'{head}content-length: 14\r\n\r\n{{"prompt":"a"}}'
+    second = "GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    answers = raw_answer(server, f"{first}{ends}{second}".encode())
+    assert answers.count(b"HTTP/1.1 200 ") == 2
+    assert b"HTTP/1.1 400 " not in answers
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+def test_an_end_of_line_behind_the_last_request_keeps_the_connection(server):
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as sock:
+        for _ in range(2):
+            sock.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n\r\n")
+            answer = b""
+            while b"}" not in answer:
+                answer += sock.recv(2**16)
+            assert answer.startswith(b"HTTP/1.1 200 ")

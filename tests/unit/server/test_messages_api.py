@@ -9,8 +9,11 @@ import pydantic
 import pytest
 
 from blockdraft.core.thinking import ThinkingMarks
+from blockdraft.server.messages_api.convert import chat_request
+from blockdraft.server.messages_api.schema import MessagesRequest
 from blockdraft.server.service import Service
 from blockdraft.text.call_syntax import TAGGED
+from blockdraft.text.tokenizer import THINKING_SWITCH
 from tests.schemas import SCHEMAS
 from tests.serving import MODEL, chat_body, running_server, saying
 from tests.small_llm import load_llm
@@ -461,3 +464,20 @@ def test_the_routes_and_their_errors_are_declared(server):
         answers = paths[path]["post"]["responses"]
         schema = answers["4XX"]["content"]["application/json"]["schema"]
         assert schema["$ref"].endswith("AnthropicError")
+
+
+@pytest.mark.parametrize("with_call", [False, True])
+def test_an_answer_that_was_begun_goes_on_unless_it_has_called(with_call):
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": "b"}]
+    if with_call:
+        blocks.append({"type": "tool_use", "id": "c", "name": "look", "input": {}})
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": blocks}]
+    chat = chat_request(MessagesRequest(max_tokens=1, messages=turns))
+    assert chat.continue_final_message is not with_call
+    assert chat.add_generation_prompt is with_call
+
+
+def test_the_client_s_own_switch_of_the_template_counts_more_than_thinking():
+    given = {"chat_template_kwargs": {THINKING_SWITCH: True}, "thinking": {"type": "disabled"}}
+    chat = chat_request(MessagesRequest(max_tokens=1, messages=[], **given))
+    assert chat.chat_template_kwargs == {THINKING_SWITCH: True}

@@ -62,9 +62,9 @@ def client_of_many(server):
 def steps_of(llm, monkeypatch):
     steps, real = [], llm.engine.advance
 
-    def step():
+    def step(only=None):
         steps.append(1)
-        return real()
+        real(only)
 
     monkeypatch.setattr(llm.engine, "advance", step)
     return steps

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 import time
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -16,10 +17,16 @@ from blockdraft.server.json_route import (
     MAX_VALUES,
     _without_texts,
 )
-from blockdraft.server.messages_api.schema import MessagesRequest
-from blockdraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from blockdraft.server.messages_api.schema import CountRequest, MessagesRequest
+from blockdraft.server.protocol import (
+    MAX_TURNS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from blockdraft.server.responses_api.schema import ResponsesRequest
-from tests.serving import PATIENCE, chat_body, error_of
+from tests.serving import PATIENCE, chat_body, error_of, running_server
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE
 
 JSON = {"content-type": "application/json"}
@@ -30,6 +37,7 @@ READS_ANY_DEPTH = sys.version_info >= (3, 14)
 """Of a body that does not count as too large."""
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+USER = {"role": "user", "content": "the abc"}
 
 
 @pytest.fixture(autouse=True)
@@ -300,6 +308,12 @@ OF_OTHERS = [
     ("dynatemp_range", 0.5, "not supported"),
     ("smoothing_factor", 0.2, "not supported"),
     ("samplers", ["top_k"], "not supported"),
+    ("top_n_sigma", 1.0, "not supported"),
+    ("repetition_detection", {"max_pattern_size": 4}, "repetition_penalty"),
+    ("vllm_xargs", {"a": 1}, "not supported"),
+    ("logprob_token_ids", [5], "give logprobs"),
+    ("return_tokens_as_token_ids", True, "return_token_ids"),
+    ("include_reasoning", False, "ignore"),
     ("custom_logit_processor", "x", "not run"),
     ("lora_path", "x", "not run"),
 ]
@@ -314,6 +328,9 @@ def test_a_field_of_another_route_or_engine_is_refused(server, name, value, reme
 
 def test_values_that_ask_for_what_happens_anyway_are_taken(server):
     neutral = {"text": {"format": {"type": "text"}}, "samplers": [], "dynatemp_range": 0}
+    neutral |= {"top_n_sigma": 0, "repetition_detection": {}, "vllm_xargs": {}}
+    neutral |= {"logprob_token_ids": [], "include_reasoning": True}
+    neutral |= {"return_tokens_as_token_ids": False}
     neutral |= {"do_sample": True, "num_return_sequences": 1, "stop_sequences": [], "input": None}
     response = server.chat(**neutral)
     assert response.status_code == 200
@@ -633,7 +650,8 @@ def test_an_address_of_the_other_client_is_put_right(server, path, remedy):
         ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "tools"),
         ("/tokenize", {"messages": [], "tools": [TOOL]}, "messages"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ("/tokenize", {"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),
@@ -857,3 +875,110 @@ def test_at_no_depth_is_a_body_read_and_its_answer_not_written(server):
         responses.append(server.client.post("/v1/responses", content=content, headers=JSON))
     statuses = {response.status_code for response in responses}
     assert statuses == ({200} if READS_ANY_DEPTH else {200, 400})
+
+
+WITHOUT_EFFECT = {
+    "cache_salt": "x",
+    "data_parallel_rank": 1,
+    "ec_transfer_params": {"a": 1},
+    "kv_transfer_params": {"a": 1},
+    "media_io_kwargs": {},
+    "mm_processor_kwargs": {"a": 1},
+    "skip_reading_prefix_cache": True,
+    "truncation_side": "left",
+}
+CHAT_BODY = chat_body(max_tokens=1)
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: CHAT_BODY,
+    TEXT: {"prompt": "a", "max_tokens": 1, "temperature": 0},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1, "temperature": 0},
+    "/v1/messages": {"messages": [USER], "max_tokens": 1, "temperature": 0},
+    "/v1/messages/count_tokens": {"messages": [USER]},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+}
+MODELS = {
+    CHAT: ChatRequest,
+    TEXT: CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/v1/messages"])
+def test_what_cannot_change_the_answer_is_taken_even_by_a_strict_server(llm, path):
+    with running_server(llm, strict=True) as server:
+        response = server.post(path, **BODIES[path], **WITHOUT_EFFECT)
+        assert response.status_code == 200, response.text
+        assert "warning" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("add_generation_prompt", False),
+        ("add_special_tokens", True),
+        ("chat_template", "x"),
+        ("continue_final_message", True),
+        ("echo", True),
+        ("include_stop_str_in_output", True),
+        ("logprobs", True),
+        ("reasoning_effort", "low"),
+        ("return_token_ids", True),
+        ("skip_special_tokens", False),
+        ("top_logprobs", 2),
+    ],
+)
+def test_fields_of_chats_that_would_change_other_answers_are_refused(server, path, name, value):
+    response = server.post(path, **BODIES[path], **{name: value})
+    assert response.status_code == 400
+    assert name in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_null_is_the_same_as_nothing(server, path):
+    """Of every field that need not be given, all at once."""
+    fields = {
+        field.alias or name
+        for name, field in MODELS[path].model_fields.items()
+        if not field.is_required()
+    }
+    nulls = dict.fromkeys(fields - BODIES[path].keys())
+    changing = ("id", "created", "created_at", "completed_at", "metrics", "usage")
+
+    def told(body: dict[str, Any]) -> Any:
+        response = server.post(path, **body)
+        assert response.status_code == 200, response.text
+        assert "warning" not in response.headers
+        found = response.json()
+        found.pop("output", None)  # its items have ids; the texts are compared by others
+        return {name: value for name, value in found.items() if name not in changing}
+
+    assert told({**BODIES[path], **nulls}) == told(BODIES[path])
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_the_most_turns_may_become_more_of_them(server, monkeypatch, path):
+    """With instructions, or results of calls, there are more turns than the client has sent."""
+    turns = [{"role": "user", "content": "a"}] * MAX_TURNS
+    body = {"input": turns, "instructions": "b"}
+    if path == "/v1/messages":
+        body = {"messages": turns, "system": "b", "max_tokens": 1}
+    response = server.post(path, **body)
+    assert response.status_code == 400, "no failure: the context has no room for so many"
+    assert "context" in response.json()["error"]["message"]
+
+
+def test_the_tokens_of_a_text_may_be_asked_for_alone(server, llm):
+    for given in (None, True, False):
+        found = server.post("/tokenize", prompt="the abc", add_special_tokens=given).json()
+        expected = llm.tokenizer.encode("the abc")
+        if given is False:
+            expected = llm.tokenizer.encode_continuation("the abc")
+        assert found["tokens"] == expected
+    found = server.post("/tokenize", messages=[USER], add_special_tokens=False).json()
+    assert found == server.post("/tokenize", messages=[USER]).json()

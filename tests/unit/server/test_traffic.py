@@ -289,6 +289,24 @@ def test_a_server_answers_what_is_open_and_ends_with_its_engine(llm, gate, monke
     assert "the server stops with its engine" in caplog.text
 
 
+def test_a_request_with_which_steps_fail_gets_an_error_alone(server, llm, monkeypatch):
+    expected = server.chat(seed=1).json()["choices"]
+    real = llm.engine.target.forward
+
+    def forward(plan):
+        if any(planned.row.sequence.seed == 13 for planned in plan):
+            raise RuntimeError("inner secret")
+        return real(plan)
+
+    monkeypatch.setattr(llm.engine.target, "forward", forward)
+    others = [in_background(server, seed=1) for _ in range(2)]
+    error = error_of(server.chat(seed=13), 500)
+    assert error["code"] == "internal_error"
+    assert error["message"] == "the server failed on this request; the log says why"
+    assert [future.result().json()["choices"] for future in others] == [expected] * 2
+    assert server.client.get("/health").status_code == 200
+
+
 def test_a_command_whose_engine_has_ended_fails(monkeypatch):
     def died(self, sockets):
         self.death = "the engine has ended: boom"

@@ -105,6 +105,8 @@ def test_only_an_obligation_strictness_or_a_single_call_needs_a_grammar():
         assert (grammar is not None) is needed
     with pytest.raises(RequestError, match="no start mark"):
         calls_grammar(strict, ToolChoice("auto"), BARE)
+    # A call without a begin is the whole answer: there is only ever one.
+    assert calls_grammar(TOOLS, ToolChoice("auto"), BARE, parallel=False) is None
     names = frozenset(NAMES)
     assert calls_grammar(TOOLS, ToolChoice("auto", allowed=names), TAGGED) is None
     with pytest.raises(RequestError, match=r"no start mark.* allowed_tools, or require a call"):

@@ -52,9 +52,9 @@ def chat_request(request: CountRequest) -> ChatRequest:
     messages = _messages(request)
     last = messages[-1] if messages else None
     is_begun = last is not None and last.role == "assistant" and not last.tool_calls
-    return ChatRequest(
+    chat = ChatRequest(
         **(_answer_fields(request) if isinstance(request, MessagesRequest) else {}),
-        messages=messages,
+        messages=[],
         # An answer that the client has begun goes on.
         add_generation_prompt=not is_begun,
         continue_final_message=is_begun,
@@ -65,6 +65,9 @@ def chat_request(request: CountRequest) -> ChatRequest:
         chat_template_kwargs=_template_kwargs(request),
         reasoning_effort=None if request.output_config is None else request.output_config.effort,
     )
+    # The limit is that of the client's turns, which was checked; one may become several.
+    chat.messages = messages
+    return chat
 
 
 def _answer_fields(request: MessagesRequest) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class CountRequest(RequestFields):
         "max_completion_tokens": "max_tokens",
         "stop": "stop_sequences",
         "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
     }
 
     model: str | None = None
@@ -107,6 +108,10 @@ class MessagesRequest(CountRequest, ChatFields):
 
     max_tokens: int
     stop_sequences: Annotated[Listed[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+
+    # No message has log-probabilities.
+    logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
 
     # Without effect on the text.
     metadata: Any = None

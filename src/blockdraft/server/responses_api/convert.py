@@ -39,9 +39,9 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     """
     _refuse_what_needs_a_store(request)
     _refuse_logprobs(request)
-    return ChatRequest(
+    chat = ChatRequest(
         **request.answer_fields(),
-        messages=_messages(request),
+        messages=[],
         max_tokens=request.max_output_tokens,
         stop=request.stop,
         response_format=_response_format(request),
@@ -51,6 +51,9 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         chat_template_kwargs=request.chat_template_kwargs,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
     )
+    # The limit is that of the items, which was checked; instructions may be one turn more.
+    chat.messages = _messages(request)
+    return chat
 
 
 def _refuse_what_needs_a_store(request: ResponsesRequest) -> None:

@@ -119,6 +119,7 @@ class ResponsesRequest(ChatFields):
     own_names: ClassVar[Mapping[str, str]] = {
         **CHAT_NAMES,
         "max_completion_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
     }
 
     input: Annotated[Listed[InputItem] | str, FEW_TURNS]
