@@ -30,6 +30,7 @@ from blockdraft.engine.trained_thinking import warn_of_other_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.measure.identity import describe_numbers
 from blockdraft.measure.measuring import Meter, measured
+from blockdraft.models.supported import head_dims_of
 from blockdraft.models.target.loading import resolve_device, resolve_dtype, use_threads
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.outline import Outline, outline_of
@@ -156,6 +157,16 @@ class LLM:
         waited for at every border between lines, which takes time itself.
         """
         return measured(self.engine, self.device)
+
+    @property
+    def devices(self) -> list[str]:
+        """Where the layers of the target lie, each device once."""
+        return list(dict.fromkeys(str(own.device) for own in self.engine.target.model.parameters()))
+
+    @property
+    def head_dims(self) -> list[int]:
+        """Sizes of the heads with which the target attends."""
+        return head_dims_of(self.engine.target.model.config)
 
     @cached_property
     def environment(self) -> dict[str, Any]:

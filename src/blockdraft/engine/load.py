@@ -25,7 +25,7 @@ from blockdraft.models.layers.packed import multiplies_int8
 from blockdraft.models.layers.quantized import weight_of
 from blockdraft.models.layers.recurrent import copies_states, is_recurrent
 from blockdraft.models.target.exact import RowsDepend
-from blockdraft.models.target.loading import load_target_model
+from blockdraft.models.target.loading import load_target_model, settle_device
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
@@ -64,6 +64,7 @@ def load_engine(
         ModelError: a model cannot be loaded, the pair does not fit, or exactness was asked for and
             this machine's kernels do not give it.
     """
+    settle_device(device)
     key = start_key(config, target_folder, drafter_folder, dtype, device)
     # Where a map puts the layers depends on what is free on each device now.
     recheck = config.recheck or config.device_map is not None
@@ -72,7 +73,8 @@ def load_engine(
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
         load = partial(_load, config, target_folder, drafter_folder, dtype, device)
-        engine = _in_pages_if_exact(partial(_with_kernels_if_exact, load, dtype))
+        cards = _cards(config, device)
+        engine = _in_pages_if_exact(partial(_with_kernels_if_exact, load, dtype, cards))
     give_back_memory()  # of loading, packing and testing
     return engine
 
@@ -92,12 +94,19 @@ def _in_pages_if_exact(load: Load) -> Engine:
     return load(in_pages=False)
 
 
-def _with_kernels_if_exact(load: Load, dtype: torch.dtype, *, in_pages: bool) -> Engine:
+def _cards(config: LLMConfig, device: str) -> str | None:
+    """The device whose kernels a model computes with; None for all devices."""
+    return device if config.device_map is None else None
+
+
+def _with_kernels_if_exact(
+    load: Load, dtype: torch.dtype, device: str | None, *, in_pages: bool
+) -> Engine:
     """An engine with the fastest kernels; if the check fails with them, with torch's operations."""
     try:
         return load(in_pages=in_pages)
     except RowsDepend as error:
-        if not failed_load(dtype, str(error)):
+        if not failed_load(dtype, device, str(error)):
             raise
         logger.warning("loading again, with torch's operations: %s", error)
     # Nothing holds the first model any more, now that the error is forgotten.
@@ -143,7 +152,7 @@ def _load(
     drop_quantized(model)
     if config.exact:
         once("rows are independent", lambda: _passes(target))
-        passed_load(dtype)
+        passed_load(dtype, _cards(config, device))
     if num_bytes := target.state_bytes():
         again = (
             "as much again for each candidate"

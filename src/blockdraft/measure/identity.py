@@ -1,11 +1,11 @@
 """What an output depends on, beside the request: hashes of models and code, and the environment.
 
-Loads no model library by itself, but for `describe_setting`, `describe_setup` and
-`describe_numbers`.
+Loads no model library by itself, but for what begins with `describe_`.
 """
 
 import hashlib
 import os
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,11 +31,14 @@ _NEUTRAL = {
 """Fields of LLMConfig on which no output depends; any other one counts."""
 INSTRUCTION_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
     "DNNL_MAX_CPU_ISA",
     "MKL_CBWR",
+    "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_MAX_CPU_ISA",
+    "TORCH_BLAS_PREFER_CUBLASLT",
 )
-"""Environment variables by which libraries choose instructions of the CPU, and orders of sums."""
+"""Environment variables by which libraries choose instructions, precisions and orders of sums."""
 
 
 def hash_model(folder: Path) -> str:
@@ -72,6 +75,23 @@ class LoadedTarget(Protocol):
     device: str
     num_threads: int
 
+    @property
+    def devices(self) -> Collection[str]:
+        """Where its layers lie."""
+        ...
+
+    @property
+    def head_dims(self) -> Collection[int]:
+        """Sizes of the heads that attend."""
+        ...
+
+
+def describe_card(loaded: LoadedTarget) -> dict[str, Any]:
+    """The card that computes and its kernels, flat; see `kernels.backends.describe_cards`."""
+    from blockdraft.kernels.backends import describe_cards
+
+    return describe_cards(loaded.dtype, loaded.devices, loaded.head_dims)
+
 
 def describe_setting(loaded: LoadedTarget) -> dict[str, Any]:
     """What is needed to repeat a measurement or a proof, as plain values for JSON."""
@@ -79,6 +99,7 @@ def describe_setting(loaded: LoadedTarget) -> dict[str, Any]:
 
     return {
         **describe_environment(),
+        "card": describe_card(loaded),
         "threads": torch.get_num_threads(),
         "config": asdict(loaded.config) | {"dtype": _name(loaded.dtype), "device": loaded.device},
     }
@@ -98,14 +119,11 @@ def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
 
 def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
     """The same but for the files of the target: settings, machine, code and versions."""
-    import torch
-
-    from blockdraft.kernels.backends import card_kernels, describe_kernels
+    from blockdraft.kernels.backends import describe_kernels
 
     kernels = describe_kernels(loaded.dtype, loaded.device)
     config = asdict(loaded.config).items()
     settings = {name: value for name, value in config if name not in _NEUTRAL}
-    is_cuda = torch.device(loaded.device).type == "cuda"
     return {
         "dtype": _name(loaded.dtype),
         "device": loaded.device,
@@ -114,9 +132,8 @@ def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_features": hash_text(cpu_features())[:16],
         **{name: os.environ.get(name) for name in INSTRUCTION_VARIABLES},
-        "gpu": torch.cuda.get_device_name(loaded.device) if is_cuda else None,
-        # A switch, or a check that failed, leaves them out.
-        "triton": card_kernels(loaded.dtype, loaded.device)[0] if is_cuda else None,
+        # A switch, or a check that failed, leaves Triton's kernels out.
+        **describe_card(loaded),
         "kernels": hash_kernels() if kernels["used"] else None,
         "compiler": kernels["compiler"],
         "flags": kernels["flags"],

@@ -54,8 +54,10 @@ def setting_line(certificate: Mapping[str, Any]) -> str:
     weights = f", weights in {config['quantize']}" if config.get("quantize") else ""
     if config.get("kv_cache_dtype", "auto") != "auto":
         weights += f", KV cache in {config['kv_cache_dtype']}"
+    card = certificate["card"]["gpu"]
+    where = config["device"] if card is None else f"{config['device']} ({card})"
     return (
-        f"drafted by {drafter}; {config['dtype']}{weights} on {config['device']}, "
+        f"drafted by {drafter}; {config['dtype']}{weights} on {where}, "
         f"{counted(certificate['threads'], 'thread')}, "
         f"{'exact' if config['exact'] else 'exact off'}"
     )

@@ -16,9 +16,9 @@ from blockdraft.data.ngrams import count_ngrams
 from blockdraft.data.store import TextStore
 from blockdraft.models.layers.quantized import dequantize
 from blockdraft.models.target.loading import (
-    leave_cudnn_attention_out,
     load_target_model,
     resolve_dtype,
+    settle_device,
 )
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.batches import Batches
@@ -87,7 +87,7 @@ class TrainingRun:
         self.config = config
         self.processes = processes
         self.examples, held_out = TextStore.of(texts.train), texts.held_out
-        leave_cudnn_attention_out(config.device)  # a target that is shared is loaded on the CPU
+        settle_device(config.device)  # a target that is shared is loaded on the CPU
         loaded = load_target_model(
             config.target,
             resolve_dtype(config.dtype, config.device),

@@ -1,12 +1,14 @@
 """Whether cards compute with the Triton kernels.
 
 They must be there, pass their own check on the card, and every model must pass the check of its
-load with them. Decided once for each precision: a model that runs never changes its kernels.
+load with them. Decided once for each precision and card: a model that runs never changes its
+kernels, and what holds on one card of a machine says nothing of another.
 """
 
 import logging
 import os
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import torch
@@ -29,7 +31,8 @@ class _Choice:
     is_relied_on: bool = False
 
 
-_choices: dict[torch.dtype, _Choice] = {}
+_choices: dict[tuple[torch.dtype, int], _Choice] = {}
+"""By precision and the number of the card."""
 
 
 def triton_backend(dtype: torch.dtype, device: torch.device | str) -> Backend | None:
@@ -42,30 +45,65 @@ def why_no_triton(dtype: torch.dtype, device: torch.device | str) -> str:
     return _choice(dtype, device).reason
 
 
-def rely_on(dtype: torch.dtype) -> None:
-    """A model has passed the check of its load: nothing may change under it any more."""
-    if dtype in _choices:
-        _choices[dtype].is_relied_on = True
+def kernels_in_use(dtype: torch.dtype, device: torch.device | str) -> str | None:
+    """Which kernels compute, in words: other tiles have other bits on some cards. None for none."""
+    backend = _choice(dtype, device).backend
+    if backend is None:
+        return None
+    tiles = "tiles by rows" if getattr(backend, "has_many_tiles", False) else "one tile"
+    try:
+        return f"{version('triton')}, {tiles}"
+    except PackageNotFoundError:  # a build under another name
+        return tiles
 
 
-def leave_out(dtype: torch.dtype, reason: str) -> bool:
+def rely_on(dtype: torch.dtype, device: torch.device | str | None) -> None:
+    """A model has passed the check of its load: nothing may change under it any more.
+
+    device: of the model; None stands for all cards.
+    """
+    for own in _chosen(dtype, device):
+        _choices[own].is_relied_on = True
+
+
+def leave_out(dtype: torch.dtype, device: torch.device | str | None, reason: str) -> bool:
     """Use the kernels no more, as a model failed with them; False if that would change nothing.
 
-    Or if another model relies on them, whose values would change.
+    Or if another model relies on them, whose values would change. device: as in `rely_on`.
     """
-    choice = _choices.get(dtype)
-    if choice is None or choice.backend is None or choice.is_relied_on or _is_off():
+    changed = [
+        own
+        for own in _chosen(dtype, device)
+        if _choices[own].backend is not None and not _choices[own].is_relied_on
+    ]
+    if _is_off():
         return False
-    _choices[dtype] = _Choice(None, reason)
-    return True
+    for own in changed:
+        _choices[own] = _Choice(None, reason)
+    return bool(changed)
+
+
+def _chosen(dtype: torch.dtype, device: torch.device | str | None) -> list[tuple[torch.dtype, int]]:
+    """What was decided for a precision on a card, or on all of them."""
+    cards = {card for of, card in _choices if of == dtype}
+    return [(dtype, card) for card in cards if device is None or card == _card(device)]
 
 
 def _choice(dtype: torch.dtype, device: torch.device | str) -> _Choice:
     if _is_off():
         return _Choice(None, f"{SWITCH}=off")
-    if dtype not in _choices:
-        _choices[dtype] = _tried(dtype, device)
-    return _choices[dtype]
+    own = dtype, _card(device)
+    if own not in _choices:
+        _choices[own] = _tried(dtype, device)
+    return _choices[own]
+
+
+def _card(device: torch.device | str) -> int:
+    """The number of a card; without one the current card of this thread is meant."""
+    index = torch.device(device).index
+    if index is None:
+        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    return index
 
 
 def _is_off() -> bool:
