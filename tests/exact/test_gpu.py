@@ -83,9 +83,9 @@ def test_graphs_change_nothing(kind: str, dtype: torch.dtype) -> None:
     assert target._static is not None
     assert dflash._kernel_draft is not None
     assert dflash._kernel_draft._static is not None
-    for graphs in (target._static._graphs, dflash._kernel_draft._static._graphs):
+    for graphs in (target._static.graphs, dflash._kernel_draft._static.graphs):
         assert graphs.captures
-        assert graphs._graphs
+        assert graphs.shapes
 
 
 @pytest.mark.usefixtures("has_triton")
@@ -96,7 +96,7 @@ def test_what_waits_is_not_captured() -> None:
     assert target.use_static_shapes()
     assert generate_plain(target, [1, 2, 3], SamplingParams(max_tokens=5)).token_ids
     assert target._static is not None
-    assert not target._static._graphs.captures
+    assert not target._static.graphs.captures
     torch.cuda.empty_cache()
 
 

@@ -1,5 +1,6 @@
 """From folders of models to an engine that is ready."""
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -65,6 +66,8 @@ def load_engine(
             this machine's kernels do not give it.
     """
     settle_device(device)
+    if torch.cuda.is_initialized():
+        _free_dropped_models()  # a card may have room for one only
     key = start_key(config, target_folder, drafter_folder, dtype, device)
     # Where a map puts the layers depends on what is free on each device now.
     recheck = config.recheck or config.device_map is not None
@@ -89,8 +92,7 @@ def _in_pages_if_exact(load: Load) -> Engine:
         return load(in_pages=True)
     except StatesDepend as error:
         logger.warning("loading again, to run sequences one after another: %s", error)
-    # Nothing holds the first model any more, now that the error is forgotten.
-    give_back_memory()
+    _free_dropped_models()
     return load(in_pages=False)
 
 
@@ -109,9 +111,20 @@ def _with_kernels_if_exact(
         if not failed_load(dtype, device, str(error)):
             raise
         logger.warning("loading again, with torch's operations: %s", error)
-    # Nothing holds the first model any more, now that the error is forgotten.
-    give_back_memory()
+    _free_dropped_models()
     return load(in_pages=in_pages)
+
+
+def _free_dropped_models() -> None:
+    """Free what nobody holds any more, such as a model whose check failed: it holds itself.
+
+    A card's memory is in use until Python finds such cycles, and that of graphs until torch, which
+    keeps it for the next graph, gives it back.
+    """
+    gc.collect()
+    give_back_memory()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _load(

@@ -1,6 +1,9 @@
 """When a card computes with Triton kernels. No card is needed, nor Triton."""
 
+import gc
 import sys
+import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -205,6 +208,35 @@ def test_a_model_that_fails_is_loaded_once_more(monkeypatch):
     assert load._with_kernels_if_exact(load_model, FLOAT32, "cuda", in_pages=True) == "an engine"
     assert used == [Kernels, TorchBackend]
     assert backends.card_kernels(FLOAT32, "cuda") == (False, "logits change")
+
+
+class Model:
+    """Holds itself, as an engine does."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_the_model_that_failed_is_freed_before_the_next_is_loaded(monkeypatch):
+    """A card may have no room for two."""
+    loaded: list[weakref.ref[Model]] = []
+    gc.disable()
+
+    def load_model(*, in_pages):
+        assert [model() for model in loaded] == [None] * len(loaded)
+        loaded.append(weakref.ref(Model()))
+        if kind() is Kernels:
+            raise RowsDepend("logits change")
+        if in_pages:
+            raise load.StatesDepend("states change")
+        return "an engine"
+
+    try:
+        with_kernels = partial(load._with_kernels_if_exact, load_model, FLOAT32, "cuda")
+        assert load._in_pages_if_exact(with_kernels) == "an engine"
+    finally:
+        gc.enable()
+    assert len(loaded) == 3
 
 
 @pytest.mark.parametrize("error", [RowsDepend("logits change"), ModelError("no such folder")])

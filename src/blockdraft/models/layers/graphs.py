@@ -21,16 +21,28 @@ class Graphs(Generic[Output]):
     """Runs what reads and writes memory that stays; on a card it is captured once for each shape.
 
     what: its name in the log. copied: of an output, since the next replay writes to the same
-    memory. captures: False where nothing is captured any more, and everything runs as it is.
+    memory. captures: False where nothing is captured any more, and everything runs as it is;
+    why_not says why.
     """
 
     def __init__(self, what: str, device: torch.device, copied: Callable[[Output], Output]) -> None:
         self._what, self._device, self._copied = what, device, copied
         self.captures = device.type == "cuda"
+        self.why_not = "" if self.captures else f"no graphs on {device.type}"
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
 
+    @property
+    def shapes(self) -> list[int]:
+        """What was captured, by numbers of rows."""
+        return sorted(self._graphs)
+
+    @torch.inference_mode()
     def __call__(self, shape: int, run: Callable[[], Output]) -> Output:
-        """What `run` gives, which is the same computation for all calls of a shape."""
+        """What `run` gives, which is the same computation for all calls of a shape.
+
+        In inference mode, whoever calls: a graph is captured in one mode and replayed in any, and
+        its memory must not become a part of somebody's gradients.
+        """
         if self.captures and shape not in self._graphs:
             self._capture(shape, run)
         if shape not in self._graphs:
@@ -63,5 +75,5 @@ class Graphs(Generic[Output]):
                         output = run()
             self._graphs[shape] = graph, output
         except RuntimeError as error:  # an operation of the model waits for the card
-            logger.warning("no CUDA graphs of %s: %s", self._what, str(error).split("\n")[0])
-            self.captures = False
+            self.captures, self.why_not = False, str(error).split("\n")[0]
+            logger.warning("no CUDA graphs of %s: %s", self._what, self.why_not)
