@@ -21,6 +21,7 @@ from blockdraft.kernels.cuda.choice import (
     kernels_in_use,
     leave_out,
     rely_on,
+    remedy,
     triton_backend,
     why_no_triton,
 )
@@ -81,6 +82,11 @@ def card_kernels(
     if not reason and type(backend_for(dtype, device, head_dims)) is TorchBackend:
         reason = f"no attention over heads of {', '.join(map(str, sorted(head_dims)))}, see the log"
     return not reason, reason
+
+
+def card_remedy(dtype: torch.dtype, device: torch.device | str) -> str:
+    """What to do about a card that runs no Triton kernels for any model; empty if it runs them."""
+    return remedy(dtype, device)
 
 
 def describe_cards(

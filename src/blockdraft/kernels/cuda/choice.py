@@ -19,15 +19,22 @@ from blockdraft.kernels.interface import Backend
 SWITCH = "BLOCKDRAFT_TRITON"
 """Environment variable: "off" leaves cards to torch's operations."""
 
+_REMEDY = (
+    "Triton needs a C compiler such as gcc, Python's headers (python3-dev) and a folder to write "
+    "to (TRITON_CACHE_DIR), and there are kernels for bfloat16 and float32"
+)
+"""Whatever the fault is, as Triton's errors name none."""
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Choice:
-    """backend: None if the kernels are not used, for the `reason`."""
+    """backend: None if the kernels are not used, for the `reason`; `remedy` says what to do."""
 
     backend: Backend | None
     reason: str = ""
+    remedy: str = ""
     is_relied_on: bool = False
 
 
@@ -43,6 +50,11 @@ def triton_backend(dtype: torch.dtype, device: torch.device | str) -> Backend | 
 def why_no_triton(dtype: torch.dtype, device: torch.device | str) -> str:
     """The reason why the kernels are not used; empty if they are."""
     return _choice(dtype, device).reason
+
+
+def remedy(dtype: torch.dtype, device: torch.device | str) -> str:
+    """What to do about kernels that are not used; empty if they are."""
+    return _choice(dtype, device).remedy
 
 
 def kernels_in_use(dtype: torch.dtype, device: torch.device | str) -> str | None:
@@ -79,7 +91,7 @@ def leave_out(dtype: torch.dtype, device: torch.device | str | None, reason: str
     if _is_off():
         return False
     for own in changed:
-        _choices[own] = _Choice(None, reason)
+        _choices[own] = _Choice(None, reason, "see the log; --dtype float32 may pass its check")
     return bool(changed)
 
 
@@ -91,7 +103,7 @@ def _chosen(dtype: torch.dtype, device: torch.device | str | None) -> list[tuple
 
 def _choice(dtype: torch.dtype, device: torch.device | str) -> _Choice:
     if _is_off():
-        return _Choice(None, f"{SWITCH}=off")
+        return _Choice(None, f"{SWITCH}=off", f"unset {SWITCH}")
     own = dtype, _card(device)
     if own not in _choices:
         _choices[own] = _tried(dtype, device)
@@ -112,7 +124,7 @@ def _is_off() -> bool:
 
 def _tried(dtype: torch.dtype, device: torch.device | str) -> _Choice:
     backend: Backend | None = None
-    fault = "triton is not installed"
+    fault, remedy = "triton is not installed", "install it; a torch for CUDA brings it along"
     if find_spec("triton") is not None:
         # Whatever keeps Triton from compiling or a card from running it: models run without.
         try:
@@ -121,9 +133,11 @@ def _tried(dtype: torch.dtype, device: torch.device | str) -> _Choice:
             if is_out_of_memory(error):  # no fault of the kernels; nothing is decided yet
                 raise
             fault = _told(error)
-    if fault:
-        logger.warning("no Triton kernels on %s: %s", device, fault)
-    return _Choice(backend, fault)
+        remedy = _REMEDY
+    if not fault:
+        return _Choice(backend)
+    logger.warning("no Triton kernels on %s: %s; %s", device, fault, remedy)
+    return _Choice(backend, fault, remedy)
 
 
 def _checked(dtype: torch.dtype, device: torch.device | str) -> tuple[Backend | None, str]:
