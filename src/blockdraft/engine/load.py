@@ -66,7 +66,7 @@ def load_engine(
             this machine's kernels do not give it.
     """
     settle_device(device)
-    if torch.cuda.is_initialized():
+    if _uses_cards():
         _free_dropped_models()  # a card may have room for one only
     key = start_key(config, target_folder, drafter_folder, dtype, device)
     # Where a map puts the layers depends on what is free on each device now.
@@ -123,8 +123,14 @@ def _free_dropped_models() -> None:
     """
     gc.collect()
     give_back_memory()
-    if torch.cuda.is_initialized():
+    if _uses_cards():
         torch.cuda.empty_cache()
+
+
+def _uses_cards() -> bool:
+    """Whether this process has anything on a card; asking opens none."""
+    found: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return found
 
 
 def _load(

@@ -1,8 +1,9 @@
 """The engines that `bench speed --against` knows by name. Loads no model library."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from blockdraft.bench.outside.interface import EngineFailed
 from blockdraft.core.errors import ConfigError
 
 WORKERS = Path(__file__).with_name("workers")
@@ -15,7 +16,7 @@ class OutsideEngine:
     worker: its script. method: of drafting, as the script calls it. packages: what pip installs
     for it into `environment`, a folder that the configurations of one engine share; without
     packages it runs in the environment of this process. removed: what pip brings with them and they
-    do without.
+    do without. card_packages: for a GPU, in place of `packages`; None where pip has none.
     needs_assistant, needs_drafter: models that it drafts with. needs_index: the drafter's folder
     must say which of its files are weights.
     """
@@ -26,9 +27,26 @@ class OutsideEngine:
     environment: str = ""
     packages: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    card_packages: tuple[str, ...] | None = ()
     needs_assistant: bool = False
     needs_drafter: bool = False
     needs_index: bool = False
+
+    def on(self, device: str) -> "OutsideEngine":
+        """The engine for the device of our target: a build for CPUs would run on the CPU there.
+
+        Raises:
+            EngineFailed: it has none for a GPU.
+        """
+        if device == "cpu" or not self.packages:
+            return self
+        if self.card_packages is None:
+            raise EngineFailed(
+                f"cannot be compared: pip's build computes on CPUs only, and the target is on "
+                f"{device}; start a server of it, and give its URL"
+            )
+        name = "-".join(self.card_packages)
+        return replace(self, environment=name, packages=self.card_packages, removed=())
 
 
 _OF_OTHER_TORCH = ("torchaudio", "torchcodec", "torchvision")
@@ -50,6 +68,7 @@ def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> Ou
         environment,
         packages,
         _OF_OTHER_TORCH,
+        ("vllm", *more),
         needs_drafter=needs_drafter,
         needs_index=True,
     )
@@ -58,7 +77,15 @@ def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> Ou
 def _llama(name: str, method: str, *, needs_drafter: bool = False) -> OutsideEngine:
     packages = ("xllamacpp", "gguf")
     script = WORKERS / "run_llama.py"
-    return OutsideEngine(name, script, method, "llama.cpp", packages, needs_drafter=needs_drafter)
+    return OutsideEngine(
+        name,
+        script,
+        method,
+        "llama.cpp",
+        packages,
+        card_packages=None,
+        needs_drafter=needs_drafter,
+    )
 
 
 ENGINES = {

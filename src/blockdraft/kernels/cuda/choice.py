@@ -112,7 +112,7 @@ def _choice(dtype: torch.dtype, device: torch.device | str) -> _Choice:
 
 def _card(device: torch.device | str) -> int:
     """The number of a card; without one the current card of this thread is meant."""
-    index = torch.device(device).index
+    index: int | None = torch.device(device).index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
     return index

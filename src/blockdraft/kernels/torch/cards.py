@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 
+_CUDA: Any = torch.backends.cuda
+_CUDNN: Any = torch.backends.cudnn
+"""Their newer names are unknown to torch's types."""
+
 
 def settle_cards() -> None:
     """Products in the precision of their numbers, and algorithms that are not chosen by time.
@@ -15,7 +19,7 @@ def settle_cards() -> None:
     For this process. cuDNN's attention is left out: it prepares anew for each shape, and texts
     grow. That took 80 ms each time on an H200. Exact decoding uses attention of its own.
     """
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    cuda, cudnn = _CUDA, _CUDNN
     # torch has an old and a new name for each; reading one fails where only the other was set.
     cuda.matmul.allow_tf32 = False
     cudnn.allow_tf32 = False
@@ -32,7 +36,7 @@ def settle_cards() -> None:
 
 def products_on_cards() -> dict[str, Any]:
     """How products are computed there now, as plain values for JSON."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    cuda, cudnn = _CUDA, _CUDNN
     return {
         "float32": [own.fp32_precision for own in (cuda.matmul, cudnn.conv, cudnn.rnn)],
         "reduced_sums": [
