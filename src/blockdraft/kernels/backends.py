@@ -102,7 +102,7 @@ def describe_cards(
         return {"gpu": None, "triton": None}
     kernels = {_kernels_on(dtype, card, head_dims) or "none" for card in cards}
     return {
-        "gpu": "; ".join(sorted(set(map(_card_in_words, cards)))),
+        "gpu": "; ".join(sorted(set(map(card_in_words, cards)))),
         "triton": "; ".join(sorted(kernels)) if kernels != {"none"} else False,
     }
 
@@ -112,8 +112,8 @@ def _kernels_on(dtype: torch.dtype, device: str, head_dims: Collection[int]) -> 
     return kernels_in_use(dtype, device) if runs else None
 
 
-def _card_in_words(device: str) -> str:
-    """What libraries choose kernels by: a part of a card has its name and fewer processors."""
+def card_in_words(device: str) -> str:
+    """What libraries choose kernels by; a part of a card has its name and fewer processors."""
     card = torch.cuda.get_device_properties(device)
     capability = f"compute capability {card.major}.{card.minor}"
     return f"{card.name}, {capability}, {card.multi_processor_count} processors"

@@ -4,6 +4,7 @@ A program may have allowed torch to round products, or to try algorithms and tak
 the bits of an output would be those of its settings, and differ from one start to the next.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ def settle_cards() -> None:
     """
     cuda, cudnn = _CUDA, _CUDNN
     # torch has an old and a new name for each; reading one fails where only the other was set.
-    cuda.matmul.allow_tf32 = False
-    cudnn.allow_tf32 = False
-    torch.set_float32_matmul_precision("highest")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Please use the new API settings")
+        cuda.matmul.allow_tf32 = False
+        cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
     for products in (cuda.matmul, cudnn.conv, cudnn.rnn):
         products.fp32_precision = "ieee"
     cuda.matmul.allow_bf16_reduced_precision_reduction = False
