@@ -1,5 +1,6 @@
 """Inputs of forwards in fixed shapes. Their values are in tests/unit/kernels/test_triton.py."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -194,6 +195,20 @@ def test_forwards_may_be_asked_for_in_any_mode(card, begins_in_inference):
                 found = forwards(packed(num_rows)).logits
                 assert found[:2].tolist() == [20, 2 * (9 + num_rows)]
                 assert not found.requires_grad
+
+
+def test_no_graph_is_freed_while_another_is_captured(card):
+    """Those of an engine that was dropped lie in a cycle, which Python may find at any time."""
+    compute, collects = Doubled(card), []
+
+    def noted(*args) -> StaticOutput:
+        collects.append((len(Stream.current), gc.isenabled()))
+        return compute(*args)
+
+    on_a_card(noted)(packed(4))
+    assert collects[-1] == (3, False)
+    assert [is_on for _, is_on in collects[:-1]] == [True] * NUM_WARM
+    assert gc.isenabled()
 
 
 def test_what_was_captured_is_told(card):

@@ -1,7 +1,9 @@
 """Computations of a few fixed shapes, which a card replays as CUDA graphs."""
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -71,9 +73,25 @@ class Graphs(Generic[Output]):
                         usual.wait_stream(stream)
                     graph = torch.cuda.CUDAGraph()
                     # Other threads may use the card meanwhile.
-                    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    own = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+                    with _no_collection(), own:
                         output = run()
             self._graphs[shape] = graph, output
         except RuntimeError as error:  # an operation of the model waits for the card
             self.captures, self.why_not = False, str(error).split("\n")[0]
             logger.warning("no CUDA graphs of %s: %s", self._what, self.why_not)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let Python look for cycles later: a graph of an engine that was dropped may be in one.
+
+    To free it while another is captured would break the capture.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
