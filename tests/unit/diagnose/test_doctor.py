@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from blockdraft import LLM
 from blockdraft.core import machine
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
@@ -17,12 +18,14 @@ from blockdraft.diagnose.doctor import run_checks
 from blockdraft.diagnose.doctor.check import verdict
 from blockdraft.diagnose.doctor.examine import examine
 from blockdraft.diagnose.doctor.machine_checks import graphs_check, kernels_check, needed_bytes
+from blockdraft.diagnose.doctor.offline import _layer_outputs
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.kernels import backends
 from blockdraft.kernels.cuda import choice
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft import vocabulary as draft_vocabulary
 from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
+from blockdraft.models.layers.graphs import Graphs
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.clear_pair import MASK, SIGN_LAYER, TAU, add_switch, edit_facts, write_pair
 from tests.published import PUBLISHED, shallow, write_published
@@ -538,6 +541,18 @@ def test_graphs_that_cannot_be_captured_are_a_warning():
     del graphs["drafter"]
     (found,) = graphs_check(graphs)
     assert (found.mark, found.found) == ("ok", "of the target for 1, 8 rows")
+
+
+def test_layers_are_looked_at_without_graphs(pair, monkeypatch):
+    """One that is replayed on a card calls no hook, and nothing would be seen of its layers."""
+    llm = LLM(str(pair[0]), str(pair[1]), dtype="float32")
+    graphs = Graphs("the target", torch.device("cpu"), torch.clone)
+    captured = SimpleNamespace(replay=lambda: pytest.fail("a graph is replayed"))
+    graphs._graphs[1] = captured, torch.ones(1)
+    forward = llm.engine.target.forward
+    monkeypatch.setattr(llm.engine.target, "forward", lambda plan: graphs(1, lambda: forward(plan)))
+    states = _layer_outputs(llm.engine, llm.engine.target, [1, 2, 3], [0])
+    assert states[0].shape == (3, HIDDEN_SIZE)
 
 
 def test_there_must_be_a_pair(pair):

@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Generic, TypeVar
 
 import torch
@@ -17,6 +18,23 @@ nothing may wait for the card."""
 Output = TypeVar("Output")
 
 logger = logging.getLogger(__name__)
+
+
+_are_off = ContextVar("graphs_are_off", default=False)
+
+
+@contextmanager
+def without_graphs() -> Iterator[None]:
+    """Run what is inside as it is, on the same memory, and capture nothing.
+
+    For whoever looks into a forward or changes it: a graph that is replayed calls no hook and no
+    other function, and one that is captured keeps what was there.
+    """
+    token = _are_off.set(True)
+    try:
+        yield
+    finally:
+        _are_off.reset(token)
 
 
 class Graphs(Generic[Output]):
@@ -45,6 +63,8 @@ class Graphs(Generic[Output]):
         In inference mode, whoever calls: a graph is captured in one mode and replayed in any, and
         its memory must not become a part of somebody's gradients.
         """
+        if _are_off.get():
+            return run()
         if self.captures and shape not in self._graphs:
             self._capture(shape, run)
         if shape not in self._graphs:
