@@ -67,7 +67,7 @@ def load_engine(
     """
     settle_device(device)
     if _uses_cards():
-        _free_dropped_models()  # a card may have room for one only
+        free_dropped_models()  # a card may have room for one only
     key = start_key(config, target_folder, drafter_folder, dtype, device)
     # Where a map puts the layers depends on what is free on each device now.
     recheck = config.recheck or config.device_map is not None
@@ -92,7 +92,7 @@ def _in_pages_if_exact(load: Load) -> Engine:
         return load(in_pages=True)
     except StatesDepend as error:
         logger.warning("loading again, to run sequences one after another: %s", error)
-    _free_dropped_models()
+    free_dropped_models()
     return load(in_pages=False)
 
 
@@ -111,11 +111,11 @@ def _with_kernels_if_exact(
         if not failed_load(dtype, device, str(error)):
             raise
         logger.warning("loading again, with torch's operations: %s", error)
-    _free_dropped_models()
+    free_dropped_models()
     return load(in_pages=in_pages)
 
 
-def _free_dropped_models() -> None:
+def free_dropped_models() -> None:
     """Free what nobody holds any more, such as a model whose check failed: it holds itself.
 
     A card's memory is in use until Python finds such cycles, and that of graphs until torch, which
@@ -164,8 +164,7 @@ def _load(
             trust_remote_code=config.trust_remote_code,
         )
     target = make_target(config, model, checkpoint, in_pages=in_pages)
-    if isinstance(target, PagedTarget) and model.device.type == "cuda":
-        target.use_static_shapes()
+    use_static_shapes(target)
     drafter = make_drafter(target, checkpoint)
     free = free_drafters(config, drafter_folder, target, drafter.feature_layers)
     drop_quantized(model)
@@ -268,6 +267,12 @@ def _one_after_another(
             f"{type(model).__name__} does not ({reason}); leave it out"
         )
     return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
+
+
+def use_static_shapes(target: PagedTarget | SequentialTarget) -> None:
+    """Let a card replay forwards of few rows, where the target can."""
+    if isinstance(target, PagedTarget) and target.device.type == "cuda":
+        target.use_static_shapes()
 
 
 def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint | None) -> Drafter:
