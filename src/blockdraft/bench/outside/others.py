@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ def start_engine(name: str, llm: LLM, config: SpeedConfig) -> ReadyEngine:
         return EndpointEngine(
             name, config.against_model, llm.tokenizer, answer_seconds=config.against_timeout
         )
-    engine = ENGINES[name].on(llm.device)
+    engine = engine_on(llm.device, ENGINES[name])
     settings = json.dumps(settings_of(engine, llm, config))
     python = python_of(engine)
     threads = str(torch.get_num_threads())
@@ -91,6 +91,23 @@ def start_engine(name: str, llm: LLM, config: SpeedConfig) -> ReadyEngine:
         variables,
         answer_seconds=config.against_timeout,
     )
+
+
+def engine_on(device: str, engine: OutsideEngine) -> OutsideEngine:
+    """The engine for the device of our target: a build for CPUs would run on the CPU there.
+
+    Raises:
+        EngineFailed: it has none for a GPU.
+    """
+    if device == "cpu" or not engine.packages:
+        return engine
+    if engine.card_packages is None:
+        raise EngineFailed(
+            "cannot be compared: pip's build computes on CPUs only, and the target is on "
+            f"{device}; start a server of it, and give its URL"
+        )
+    name = "-".join(engine.card_packages)
+    return replace(engine, environment=name, packages=engine.card_packages, removed=())
 
 
 def visible_card(device: str) -> dict[str, str]:
