@@ -68,16 +68,16 @@ def load_engine(
     settle_device(device)
     if _uses_cards():
         free_dropped_models()  # a card may have room for one only
-    key = start_key(config, target_folder, drafter_folder, dtype, device)
     # Where a map puts the layers depends on what is free on each device now.
     recheck = config.recheck or config.device_map is not None
-    memory = full_memory_refused(_LESS_MEMORY)
-    with memory, remembering(remembered_path(key), key, recheck=recheck) as remembered:
-        if not remembered.found:
-            logger.info("testing the kernels and timing steps for these models, once")
-        load = partial(_load, config, target_folder, drafter_folder, dtype, device)
-        cards = _cards(config, device)
-        engine = _in_pages_if_exact(partial(_with_kernels_if_exact, load, dtype, cards))
+    with full_memory_refused(_LESS_MEMORY):
+        key = start_key(config, target_folder, drafter_folder, dtype, device)
+        with remembering(remembered_path(key), key, recheck=recheck) as remembered:
+            if not remembered.found:
+                logger.info("testing the kernels and timing steps for these models, once")
+            load = partial(_load, config, target_folder, drafter_folder, dtype, device)
+            cards = _cards(config, device)
+            engine = _in_pages_if_exact(partial(_with_kernels_if_exact, load, dtype, cards))
     give_back_memory()  # of loading, packing and testing
     return engine
 
