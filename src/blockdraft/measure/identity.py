@@ -90,7 +90,9 @@ def describe_card(loaded: LoadedTarget) -> dict[str, Any]:
     """The card that computes and its kernels, flat; see `kernels.backends.describe_cards`."""
     from blockdraft.kernels.backends import describe_cards
 
-    return describe_cards(loaded.dtype, loaded.devices, loaded.head_dims)
+    # Kernels of CPUs do not depend on heads, which some configs of a model's own hide.
+    on_card = any(device.startswith("cuda") for device in loaded.devices)
+    return describe_cards(loaded.dtype, loaded.devices, loaded.head_dims if on_card else ())
 
 
 def describe_setting(loaded: LoadedTarget) -> dict[str, Any]:
