@@ -51,6 +51,7 @@ class FakeLLM:
     ):
         self.config = LLMConfig()
         self.dtype, self.device = torch.bfloat16, "cpu"
+        self.devices, self.head_dims = ["cpu"], [64]
         self.folder, self.drafter_folder = folder, drafter_folder
         self.broken = broken
         self.slowdown = slowdown

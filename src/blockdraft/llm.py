@@ -8,6 +8,7 @@ from os import PathLike, fspath
 from typing import Any, Literal, Self, cast, overload
 
 import torch
+from transformers import PreTrainedModel
 
 from blockdraft.core.arguments import (
     Params,
@@ -30,7 +31,9 @@ from blockdraft.engine.trained_thinking import warn_of_other_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.measure.identity import describe_numbers
 from blockdraft.measure.measuring import Meter, measured
+from blockdraft.models.supported import head_dims_of
 from blockdraft.models.target.loading import resolve_device, resolve_dtype, use_threads
+from blockdraft.models.target.transformers import TransformersTarget
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.outline import Outline, outline_of
 from blockdraft.text.tokenizer import Message, load_tokenizer
@@ -156,6 +159,21 @@ class LLM:
         waited for at every border between lines, which takes time itself.
         """
         return measured(self.engine, self.device)
+
+    @property
+    def devices(self) -> list[str]:
+        """Where the layers of the target lie, each device once."""
+        parameters = self._model.parameters()
+        return list(dict.fromkeys(str(own.device) for own in parameters))
+
+    @property
+    def head_dims(self) -> list[int]:
+        """Sizes of the heads with which the target attends."""
+        return head_dims_of(self._model.config)
+
+    @property
+    def _model(self) -> PreTrainedModel:
+        return cast("TransformersTarget", self.engine.target).model
 
     @cached_property
     def environment(self) -> dict[str, Any]:

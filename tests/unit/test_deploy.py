@@ -34,7 +34,7 @@ def test_every_option_that_a_file_uses_exists():
     }
     of_others = {"--yes", "--no-install-recommends", "--uid", "--create-home", "--mount", "--now",
                  "--start-period", "--interval", "--timeout", "--constraint",
-                 "--build-arg"}  # fmt: skip
+                 "--build-arg", "--gpus"}  # fmt: skip
     assert {"--api-key-file", "--root-path", "--log-format", "--trusted-proxy"} <= used
     assert used - of_others <= known
 
@@ -87,6 +87,19 @@ def test_systemd_takes_the_unit(tmp_path):
     seconds = {name: float(re.search(rf"{name}[= ](\d+)", unit)[1])
                for name in ("TimeoutStopSec", "--drain-timeout")}  # fmt: skip
     assert seconds["--drain-timeout"] < seconds["TimeoutStopSec"]
+
+
+def test_a_service_reaches_its_gpu_and_keeps_what_is_compiled_for_it():
+    """Without devices CUDA finds none, and without a folder Triton compiles nothing."""
+    unit = (DEPLOY / "blockdraft.service").read_text()
+    settings = [line for line in unit.splitlines() if not line.startswith("#")]
+    assert "PrivateDevices=yes" not in settings
+    assert {"DevicePolicy=closed", "DeviceAllow=char-nvidia* rw"} <= set(settings)
+    cache = re.search(r"BLOCKDRAFT_CACHE=(\S+)", unit)[1]
+    assert f"TRITON_CACHE_DIR={cache}/triton" in unit
+    image = (DEPLOY / "Dockerfile").read_text()
+    (volume,) = re.findall(r"^VOLUME (\S+)$", image, re.MULTILINE)
+    assert f"TRITON_CACHE_DIR={volume}/triton" in image
 
 
 def nginx_config(folder: Path, port: int, upstream: int) -> Path:

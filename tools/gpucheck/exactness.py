@@ -8,6 +8,7 @@ from blockdraft.hub.model_config import load_config
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.llm import LLM
+from blockdraft.measure.graphs import describe_graphs
 from blockdraft.models.supported import head_dims_of
 from blockdraft.models.target.loading import DTYPES
 from blockdraft.proof.certificate import describe_proof, make_certificate
@@ -23,7 +24,7 @@ from gpucheck.settings import Settings
 PASSES = "passes"
 KEPT = (
     *("verdict", "partial", "failures", "seconds", "num_differences", "noise", "controls"),
-    *("draft_context", "distribution", "transformers"),
+    *("draft_context", "distribution", "transformers", "card", "graphs"),
 )
 """Of a certificate; the rest tells about folders, or is long."""
 
@@ -80,7 +81,8 @@ def _prove_loaded(llm: LLM, settings: Settings, notes: Notes) -> None:
     description = describe_proof(llm, config, [])
 
     def certify(findings: Findings) -> None:
-        certificate = make_certificate(description, findings)
+        graphs = describe_graphs(llm.engine.target, llm.engine.drafter)
+        certificate = make_certificate(description | {"graphs": graphs}, findings)
         notes.note("proof", value=_kept(certificate))
 
     proof = Proof(llm, config, corpus, on_stage=certify)

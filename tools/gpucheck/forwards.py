@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.backends import card_kernels
+from blockdraft.models.target.loading import settle_device
 from blockdraft.models.target.paged import PagedTarget
 from gpucheck.notes import Notes, first_line
 from gpucheck.rows import ALL_DTYPES
@@ -20,6 +21,7 @@ HOLDS = "holds"
 
 def run(settings: Settings, notes: Notes) -> None:
     """Random weights will do: each layer is as in the model whose shapes it has."""
+    settle_device(settings.device)  # as a load does
     for name in [name for name in settings.dtypes if name != "float16"]:
         dtype = ALL_DTYPES[name]
         for model_name, size in settings.models.items():

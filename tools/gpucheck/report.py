@@ -295,6 +295,9 @@ def _forwards(found: Found) -> list[str]:
     return [*table, *_failed(found), *_error(found)]
 
 
+_BESIDE_CHECKS = ("seconds", "partial", "noise", "card", "graphs")
+
+
 def _proof(found: Found) -> list[str]:
     rows = [[*place, value] for place, value in _by_place(found.get("load check", {}), 2)]
     lines = _table(["precision", "rule", "the check of a load"], rows)
@@ -318,9 +321,7 @@ def _proof(found: Found) -> list[str]:
             ("transformers", "transformers"),
         ):
             lines += [*_records(title, proof.get(kept) or []), ""]
-        lines += _plain(
-            {name: proof[name] for name in ("seconds", "partial", "noise") if proof[name]}
-        )
+        lines += _plain({name: proof[name] for name in _BESIDE_CHECKS if proof.get(name)})
     return [*lines, *_error(found)]
 
 

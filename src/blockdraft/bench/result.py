@@ -113,8 +113,8 @@ class Result:
         if isinstance(machine, Mapping):
             with damage_refused(self):
                 device = self.values.get("config", {}).get("device", "cpu")
-                card = self.values.get("hardware", {}).get("gpu") or device
-                where = "" if device == "cpu" else f", {card}"
+                card = self.values.get("card", {}).get("gpu") or device
+                where = "" if card == "cpu" else f", {card}"
                 return f"{machine.get('cpu')}, {counted(machine.get('num_cpus', 0), 'core')}{where}"
         return str(machine or "an unknown machine")
 

@@ -27,6 +27,7 @@ from blockdraft.core.fingerprint import sample_files
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.words import counted
 from blockdraft.hub.catalog import display_name
+from blockdraft.measure.identity import describe_card
 from blockdraft.measure.provenance import describe_environment
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def settings_of(
         # How many threads are taken may depend on what else runs.
         "models": [asdict(replace(one, num_threads=None)) for one in configs],
         "threads": torch.get_num_threads(),
+        "cards": [describe_card(llm) for llm in llms],
         # A folder may hold other weights by now, such as those of another training.
         "weights": {str(folder): sample_files(folder, _WEIGHTS) for folder in sorted(folders)},
         "options": options,

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,12 @@ class Command(TyperCommand):
     """Names an option where an error names the field that it sets; its help cuts no name."""
 
     def invoke(self, ctx: Any) -> Any:
-        """See click.Command."""
+        """See click.Command.
+
+        Raises:
+            ConfigError: a launcher has started several processes, and this command is for one.
+        """
+        _refuse_several(self.name)
         try:
             return super().invoke(ctx)
         except (ConfigError, RequestError) as error:
@@ -31,6 +37,19 @@ class Command(TyperCommand):
         shown.help = _join_lines(self.help or "")
         shown.params = [_one_name_a_line(parameter) for parameter in self.params]
         super(Command, shown).format_help(ctx, formatter)
+
+
+def _refuse_several(name: str | None) -> None:
+    """Each would load the models to the same GPU, and write the same files.
+
+    A number of processes alone says nothing: some clusters set it for everything that they run.
+    """
+    count = os.environ.get("WORLD_SIZE", "1")
+    if name != "train" and "TORCHELASTIC_RUN_ID" in os.environ and count not in ("", "0", "1"):
+        raise ConfigError(
+            f"torchrun has started {count} processes, and only `blockdraft train` works in "
+            f"several; start `{name}` without torchrun: --device-map spreads a target over GPUs"
+        )
 
 
 def name_options(message: str, parameters: Sequence[Any]) -> str:

@@ -141,6 +141,7 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
         check_own(outline, own, asked.config)
 
     llm = options.load_llm(replace(asked.llm_config, recheck=True), check)
+    from blockdraft.measure.graphs import describe_graphs
     from blockdraft.proof.certificate import describe_proof, make_certificate
     from blockdraft.proof.prove import Proof
 
@@ -148,7 +149,8 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
 
     def certify(findings: "Findings") -> dict[str, Any]:
         """The certificate of what is known by now."""
-        certificate = make_certificate(description, findings)
+        graphs = describe_graphs(llm.engine.target, llm.engine.drafter)
+        certificate = make_certificate(description | {"graphs": graphs}, findings)
         if asked.before is not None:
             certificate |= {"replay": compare(asked.before, certificate)}
         return certificate

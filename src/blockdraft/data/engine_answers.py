@@ -11,7 +11,7 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.answers import Answer, Job, has_begun_to_loop
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.load import make_target
+from blockdraft.engine.load import make_target, use_static_shapes
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.text.kinds import loops
@@ -41,6 +41,7 @@ class EngineWriter:
         self._stop_ids = frozenset(stop_ids)
         self._slots, self._seed = slots, seed
         target = make_target(LLMConfig(max_concurrency=slots, exact=False), model, None)
+        use_static_shapes(target)
         self._capacity = min(capacity, target.max_context)
         self._engine = Engine(target, NoDrafter(), max_running=slots)
 

@@ -1,5 +1,6 @@
 """From folders of models to an engine that is ready."""
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from blockdraft.models.layers.packed import multiplies_int8
 from blockdraft.models.layers.quantized import weight_of
 from blockdraft.models.layers.recurrent import copies_states, is_recurrent
 from blockdraft.models.target.exact import RowsDepend
-from blockdraft.models.target.loading import load_target_model
+from blockdraft.models.target.loading import load_target_model, settle_device
 from blockdraft.models.target.paged import PagedTarget
 from blockdraft.models.target.paged_support import NotPaged
 from blockdraft.models.target.sequential import SequentialTarget
@@ -64,15 +65,19 @@ def load_engine(
         ModelError: a model cannot be loaded, the pair does not fit, or exactness was asked for and
             this machine's kernels do not give it.
     """
-    key = start_key(config, target_folder, drafter_folder, dtype, device)
+    settle_device(device)
+    if _uses_cards():
+        free_dropped_models()  # a card may have room for one only
     # Where a map puts the layers depends on what is free on each device now.
     recheck = config.recheck or config.device_map is not None
-    memory = full_memory_refused(_LESS_MEMORY)
-    with memory, remembering(remembered_path(key), key, recheck=recheck) as remembered:
-        if not remembered.found:
-            logger.info("testing the kernels and timing steps for these models, once")
-        load = partial(_load, config, target_folder, drafter_folder, dtype, device)
-        engine = _in_pages_if_exact(partial(_with_kernels_if_exact, load, dtype))
+    with full_memory_refused(_LESS_MEMORY):
+        key = start_key(config, target_folder, drafter_folder, dtype, device)
+        with remembering(remembered_path(key), key, recheck=recheck) as remembered:
+            if not remembered.found:
+                logger.info("testing the kernels and timing steps for these models, once")
+            load = partial(_load, config, target_folder, drafter_folder, dtype, device)
+            cards = _cards(config, device)
+            engine = _in_pages_if_exact(partial(_with_kernels_if_exact, load, dtype, cards))
     give_back_memory()  # of loading, packing and testing
     return engine
 
@@ -87,22 +92,45 @@ def _in_pages_if_exact(load: Load) -> Engine:
         return load(in_pages=True)
     except StatesDepend as error:
         logger.warning("loading again, to run sequences one after another: %s", error)
-    # Nothing holds the first model any more, now that the error is forgotten.
-    give_back_memory()
+    free_dropped_models()
     return load(in_pages=False)
 
 
-def _with_kernels_if_exact(load: Load, dtype: torch.dtype, *, in_pages: bool) -> Engine:
+def _cards(config: LLMConfig, device: str) -> str | None:
+    """The device whose kernels a model computes with; None for all devices."""
+    return device if config.device_map is None else None
+
+
+def _with_kernels_if_exact(
+    load: Load, dtype: torch.dtype, device: str | None, *, in_pages: bool
+) -> Engine:
     """An engine with the fastest kernels; if the check fails with them, with torch's operations."""
     try:
         return load(in_pages=in_pages)
     except RowsDepend as error:
-        if not failed_load(dtype, str(error)):
+        if not failed_load(dtype, device, str(error)):
             raise
         logger.warning("loading again, with torch's operations: %s", error)
-    # Nothing holds the first model any more, now that the error is forgotten.
-    give_back_memory()
+    free_dropped_models()
     return load(in_pages=in_pages)
+
+
+def free_dropped_models() -> None:
+    """Free what nobody holds any more, such as a model whose check failed: it holds itself.
+
+    A card's memory is in use until Python finds such cycles, and that of graphs until torch, which
+    keeps it for the next graph, gives it back.
+    """
+    gc.collect()
+    give_back_memory()
+    if _uses_cards():
+        torch.cuda.empty_cache()
+
+
+def _uses_cards() -> bool:
+    """Whether this process has anything on a card; asking opens none."""
+    found: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return found
 
 
 def _load(
@@ -136,14 +164,13 @@ def _load(
             trust_remote_code=config.trust_remote_code,
         )
     target = make_target(config, model, checkpoint, in_pages=in_pages)
-    if isinstance(target, PagedTarget) and model.device.type == "cuda":
-        target.use_static_shapes()
+    use_static_shapes(target)
     drafter = make_drafter(target, checkpoint)
     free = free_drafters(config, drafter_folder, target, drafter.feature_layers)
     drop_quantized(model)
     if config.exact:
         once("rows are independent", lambda: _passes(target))
-        passed_load(dtype)
+        passed_load(dtype, _cards(config, device))
     if num_bytes := target.state_bytes():
         again = (
             "as much again for each candidate"
@@ -240,6 +267,12 @@ def _one_after_another(
             f"{type(model).__name__} does not ({reason}); leave it out"
         )
     return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
+
+
+def use_static_shapes(target: PagedTarget | SequentialTarget) -> None:
+    """Let a card replay forwards of few rows, where the target can."""
+    if isinstance(target, PagedTarget) and target.device.type == "cuda":
+        target.use_static_shapes()
 
 
 def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint | None) -> Drafter:

@@ -13,9 +13,12 @@ from blockdraft.core.fingerprint import hash_files, sample_files
 from blockdraft.core.machine import cpu_features, cpu_name
 from blockdraft.core.remembered import digest
 from blockdraft.hub.cache_dir import cache_dir
-from blockdraft.kernels.backends import kernels_digest, uses_matrix_registers
+from blockdraft.hub.model_config import load_config
+from blockdraft.kernels.backends import describe_cards, kernels_digest, uses_matrix_registers
+from blockdraft.kernels.torch.cards import products_on_cards
 from blockdraft.kernels.torch.rules import product_bits
 from blockdraft.measure.provenance import versions
+from blockdraft.models.supported import head_dims_of
 
 _PACKAGE = Path(__file__).parents[1]
 _CODE = ("**/*.py", "kernels/**/*.cpp", "kernels/**/*.h")
@@ -41,7 +44,8 @@ def start_key(
         "code": hash_files(_PACKAGE, _CODE),
         "kernels": kernels_digest(),
         "versions": versions(_PACKAGES) | {"python": platform.python_version()},
-        "machine": _machine(device),
+        "machine": [cpu_name(), cpu_features(), platform.platform()],
+        "card": _card(config, target_folder, dtype, device),
         "threads": torch.get_num_threads(),
         "matrix_registers": uses_matrix_registers(),
         "products_of_torch": product_bits(),
@@ -63,8 +67,15 @@ def _fingerprint(folder: Path) -> list[str]:
     return [sample_files(folder, ("*.safetensors", "*.gguf")), used_by]
 
 
-def _machine(device: str) -> list[str]:
-    described = [cpu_name(), cpu_features(), platform.platform()]
-    if torch.device(device).type == "cuda":
-        described += [torch.cuda.get_device_name(device), str(torch.version.cuda)]
-    return described
+def _card(
+    config: LLMConfig, target_folder: Path, dtype: torch.dtype, device: str
+) -> dict[str, Any] | None:
+    """A card, the kernels that it computes with, and what torch's own products may do there."""
+    if torch.device(device).type != "cuda":
+        return None
+    model = load_config(target_folder, trust_remote_code=config.trust_remote_code)
+    return {
+        **describe_cards(dtype, [device], head_dims_of(model)),
+        "cuda": str(torch.version.cuda),
+        "products": products_on_cards(),
+    }

@@ -17,7 +17,14 @@ from blockdraft.kernels.cpu.library import SWITCH, library
 from blockdraft.kernels.cpu.ngrams import NativeNGrams, takes_layers
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
-from blockdraft.kernels.cuda.choice import leave_out, rely_on, triton_backend, why_no_triton
+from blockdraft.kernels.cuda.choice import (
+    kernels_in_use,
+    leave_out,
+    rely_on,
+    remedy,
+    triton_backend,
+    why_no_triton,
+)
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.interface import Backend, RandomWords
 from blockdraft.kernels.ngram_interface import NGramRules, NGramSearch
@@ -51,17 +58,20 @@ def in_hardware(dtype: torch.dtype, device: torch.device | str) -> bool:
     return backend_for(dtype, device).in_hardware
 
 
-def passed_load(dtype: torch.dtype) -> None:
-    """A model in this precision has passed the check of its load: its backend stays."""
-    rely_on(dtype)
+def passed_load(dtype: torch.dtype, device: torch.device | str | None) -> None:
+    """A model in this precision has passed the check of its load: its backend stays.
+
+    device: of the model; None for one that is spread over all.
+    """
+    rely_on(dtype, device)
 
 
-def failed_load(dtype: torch.dtype, reason: str) -> bool:
+def failed_load(dtype: torch.dtype, device: torch.device | str | None, reason: str) -> bool:
     """Choose a slower backend from now on, as a model failed; False if there is none.
 
-    Never under a model that has passed.
+    Never under a model that has passed. device: as in `passed_load`.
     """
-    return leave_out(dtype, reason)
+    return leave_out(dtype, device, reason)
 
 
 def card_kernels(
@@ -72,6 +82,41 @@ def card_kernels(
     if not reason and type(backend_for(dtype, device, head_dims)) is TorchBackend:
         reason = f"no attention over heads of {', '.join(map(str, sorted(head_dims)))}, see the log"
     return not reason, reason
+
+
+def card_remedy(dtype: torch.dtype, device: torch.device | str) -> str:
+    """What to do about a card that runs no Triton kernels for any model; empty if it runs them."""
+    return remedy(dtype, device)
+
+
+def describe_cards(
+    dtype: torch.dtype, devices: Collection[str], head_dims: Collection[int]
+) -> dict[str, Any]:
+    """Which cards compute for a model that attends over such heads, and with which kernels.
+
+    Plain values for JSON: `gpu`, None where no device is a card, and `triton`, False for a card
+    that computes with torch's operations.
+    """
+    cards = [device for device in devices if torch.device(device).type == "cuda"]
+    if not cards:
+        return {"gpu": None, "triton": None}
+    kernels = {_kernels_on(dtype, card, head_dims) or "none" for card in cards}
+    return {
+        "gpu": "; ".join(sorted(set(map(card_in_words, cards)))),
+        "triton": "; ".join(sorted(kernels)) if kernels != {"none"} else False,
+    }
+
+
+def _kernels_on(dtype: torch.dtype, device: str, head_dims: Collection[int]) -> str | None:
+    runs, _ = card_kernels(dtype, device, head_dims)
+    return kernels_in_use(dtype, device) if runs else None
+
+
+def card_in_words(device: str) -> str:
+    """What libraries choose kernels by; a part of a card has its name and fewer processors."""
+    card = torch.cuda.get_device_properties(device)
+    capability = f"compute capability {card.major}.{card.minor}"
+    return f"{card.name}, {capability}, {card.multi_processor_count} processors"
 
 
 def reference_for(dtype: torch.dtype, device: torch.device | str) -> Backend:

@@ -17,7 +17,7 @@ from blockdraft.measure.provenance import git_commit, versions
 
 PACKAGES = (
     *("blockdraft", "torch", "transformers", "tokenizers", "numpy", "safetensors", "llguidance"),
-    *("typer", "fastapi", "uvicorn"),
+    *("typer", "fastapi", "uvicorn", "triton"),
 )
 VARIABLES = (
     *("BLOCKDRAFT_CACHE", "BLOCKDRAFT_KERNELS", "BLOCKDRAFT_KERNEL_FLAGS", "BLOCKDRAFT_REMEMBER"),
@@ -25,7 +25,8 @@ VARIABLES = (
     *("BLOCKDRAFT_ENGINE_PYTHON", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT"),
     *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY"),
     *("MKL_NUM_THREADS", "KMP_AFFINITY", "LD_PRELOAD", *INSTRUCTION_VARIABLES),
-    *("CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONPATH"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("TRITON_CACHE_DIR", "TRITON_INTERPRET", "CC", "PYTHONPATH"),
 )
 _PASSWORD = re.compile(r"//[^/@]*@")
 """User and password in a URL, as of a mirror of the hub."""
@@ -65,15 +66,18 @@ def _describe_torch() -> dict[str, Any]:
     try:
         import torch
 
-        from blockdraft.kernels.backends import backend_for, describe_kernels, kernels_state
+        from blockdraft.kernels.backends import (
+            backend_for,
+            card_in_words,
+            describe_kernels,
+            kernels_state,
+        )
 
         _, reason, remedy = kernels_state()
         return {
             "threads": torch.get_num_threads(),
             "cuda": torch.version.cuda,
-            "gpus": [
-                torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-            ],
+            "gpus": [card_in_words(f"cuda:{index}") for index in range(torch.cuda.device_count())],
             "kernels": {
                 str(dtype).removeprefix("torch."): {
                     "backend": type(backend_for(dtype, "cpu")).__name__,

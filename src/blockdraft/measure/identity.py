@@ -1,11 +1,11 @@
 """What an output depends on, beside the request: hashes of models and code, and the environment.
 
-Loads no model library by itself, but for `describe_setting`, `describe_setup` and
-`describe_numbers`.
+Loads no model library by itself, but for what begins with `describe_`.
 """
 
 import hashlib
 import os
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,11 +33,14 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "asimd", 
 """Instructions on which speed depends, as Linux names them on x86 and Arm."""
 INSTRUCTION_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
     "DNNL_MAX_CPU_ISA",
     "MKL_CBWR",
+    "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_MAX_CPU_ISA",
+    "TORCH_BLAS_PREFER_CUBLASLT",
 )
-"""Environment variables by which libraries choose instructions of the CPU, and orders of sums."""
+"""Environment variables by which libraries choose instructions, precisions and orders of sums."""
 
 
 def hash_model(folder: Path) -> str:
@@ -74,6 +77,25 @@ class LoadedTarget(Protocol):
     device: str
     num_threads: int
 
+    @property
+    def devices(self) -> Collection[str]:
+        """Where its layers lie."""
+        ...
+
+    @property
+    def head_dims(self) -> Collection[int]:
+        """Sizes of the heads that attend."""
+        ...
+
+
+def describe_card(loaded: LoadedTarget) -> dict[str, Any]:
+    """The card that computes and its kernels, flat; see `kernels.backends.describe_cards`."""
+    from blockdraft.kernels.backends import describe_cards
+
+    # Kernels of CPUs do not depend on heads, which some configs of a model's own hide.
+    on_card = any(device.startswith("cuda") for device in loaded.devices)
+    return describe_cards(loaded.dtype, loaded.devices, loaded.head_dims if on_card else ())
+
 
 def describe_setting(loaded: LoadedTarget) -> dict[str, Any]:
     """What is needed to repeat a measurement or a proof, as plain values for JSON."""
@@ -83,9 +105,10 @@ def describe_setting(loaded: LoadedTarget) -> dict[str, Any]:
 
     return {
         **describe_environment(),
+        "card": describe_card(loaded),
         "threads": torch.get_num_threads(),
         "kernels": describe_kernels(loaded.dtype, loaded.device),
-        "hardware": _describe_hardware(loaded),
+        "instructions": _describe_instructions(),
         "config": asdict(loaded.config) | {"dtype": _name(loaded.dtype), "device": loaded.device},
     }
 
@@ -96,29 +119,10 @@ def cpu_flags() -> list[str]:
     return [flag for flag in CPU_FLAGS if flag in features]
 
 
-def _describe_hardware(loaded: LoadedTarget) -> dict[str, Any]:
-    """Processors that have one name may have other instructions, and "cuda" is any card."""
+def _describe_instructions() -> dict[str, Any]:
+    """Processors that have one name may have other instructions."""
     variables = {name: os.environ[name] for name in INSTRUCTION_VARIABLES if name in os.environ}
-    return {
-        "cpu_flags": cpu_flags(),
-        "instruction_variables": variables,
-        **_describe_card(loaded),
-    }
-
-
-def _describe_card(loaded: LoadedTarget) -> dict[str, Any]:
-    """Name of the GPU, and whether it runs Triton kernels; None without a GPU."""
-    import torch
-
-    from blockdraft.kernels.backends import card_kernels
-
-    if torch.device(loaded.device).type != "cuda":
-        return {"gpu": None, "triton": None}
-    return {
-        "gpu": torch.cuda.get_device_name(loaded.device),
-        # A switch, or a check that failed, leaves them out.
-        "triton": card_kernels(loaded.dtype, loaded.device)[0],
-    }
+    return {"cpu_flags": cpu_flags(), "variables": variables}
 
 
 def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
@@ -148,7 +152,8 @@ def describe_setup(loaded: LoadedTarget) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_features": hash_text(cpu_features())[:16],
         **{name: os.environ.get(name) for name in INSTRUCTION_VARIABLES},
-        **_describe_card(loaded),
+        # A switch, or a check that failed, leaves Triton's kernels out.
+        **describe_card(loaded),
         "kernels": hash_kernels() if kernels["used"] else None,
         "compiler": kernels["compiler"],
         "flags": kernels["flags"],

@@ -23,6 +23,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.attention import exact
 from blockdraft.models.attention.plan import AttentionPlan
+from blockdraft.models.layers.graphs import without_graphs
 from blockdraft.models.target.direct import DirectForward
 from blockdraft.models.target.interface import TargetOutput
 from blockdraft.speculate.sampler.choose import choices
@@ -183,6 +184,7 @@ def attention_by_company(engine: Engine) -> Iterator[None]:
         # Whole layers offer no place to plant it in; their parts have the same bits.
         replaced(DirectForward, "may_run", lambda _: False),
         replaced(AttentionPlan, "run_layer", lambda *_: None),
+        without_graphs(),
     ):
         yield
 

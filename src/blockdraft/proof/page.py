@@ -89,13 +89,16 @@ def _setting(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "commit": certificate["git_commit"],
         "machine": f"{machine['cpu']}, {machine['num_cpus']} CPUs, {machine['platform']}",
         "versions": ", ".join(f"{name} {v}" for name, v in certificate["versions"].items()),
-        "kernels": _kernels(certificate["kernels"]),
+        "GPU": certificate["card"]["gpu"],
+        "kernels": _kernels(certificate["kernels"], certificate["card"]),
         "pair": ", ".join(f"{name} {value}" for name, value in certificate["config"].items()),
         "proof": ", ".join(f"{name} {value}" for name, value in proof.items()),
     }
 
 
-def _kernels(kernels: Mapping[str, Any]) -> str:
+def _kernels(kernels: Mapping[str, Any], card: Mapping[str, Any]) -> str:
+    if card["triton"]:
+        return f"Triton {card['triton']}"
     return f"{kernels['compiler']}: {kernels['flags']}" if kernels["used"] else "none ran"
 
 

@@ -26,7 +26,10 @@ _NEEDED: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that is not as it was. area: machine, versions, hashes, kernels or outputs."""
+    """One thing that is not as it was.
+
+    area: machine, card, versions, hashes, kernels or outputs.
+    """
 
     area: str
     name: str
@@ -119,6 +122,8 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
     compared = both if now["partial"] else sorted(outputs[0])
     changes = [
         *_changed("machine", before["machine"], now["machine"]),
+        # Certificates of earlier versions do not name it.
+        *_changed("card", before.get("card", {}), now.get("card", {})),
         *_changed("versions", before["versions"], now["versions"]),
         *_changed("hashes", before["hashes"], now["hashes"]),
         *_changed("kernels", before["kernels"], now["kernels"]),

@@ -64,8 +64,10 @@ def setting_line(certificate: Mapping[str, Any]) -> str:
     weights = f", weights in {config['quantize']}" if config.get("quantize") else ""
     if config.get("kv_cache_dtype", "auto") != "auto":
         weights += f", KV cache in {config['kv_cache_dtype']}"
+    card = certificate["card"]["gpu"]
+    where = config["device"] if card is None else f"{config['device']} ({card})"
     return (
-        f"drafted by {drafter}; {config['dtype']}{weights} on {config['device']}, "
+        f"drafted by {drafter}; {config['dtype']}{weights} on {where}, "
         f"{counted(certificate['threads'], 'thread')}, "
         f"{'exact' if config['exact'] else 'exact off'}"
     )
@@ -78,7 +80,7 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
             "Outputs against plain decoding",
             f"{_compared(certificate)} of every case, decoded in another mode, equal those of "
             f"plain decoding alone, {_how_far(certificate)}.",
-            [_way(check) for check in certificate["checks"]],
+            [*map(_way, certificate["checks"]), *_graphs(certificate.get("graphs", {}))],
         ),
         Section(
             "Draft context",
@@ -123,6 +125,19 @@ def _how_far(certificate: Mapping[str, Any]) -> str:
     noise = certificate["noise"]
     measured = "" if noise is None else f": up to {noise['largest']:.3g} logits on this pair"
     return f"except for near-ties within the noise of shapes{measured}"
+
+
+def _graphs(graphs: Mapping[str, Any]) -> list[Line]:
+    """Whether a card replayed graphs, as it does when it serves."""
+    if not graphs:
+        return []
+    found = [
+        f"none of the {name}: {own['why_not']}"
+        if own["why_not"]
+        else f"of the {name} for {', '.join(map(str, own['rows'])) or 'no'} rows"
+        for name, own in graphs.items()
+    ]
+    return [Line("CUDA graphs", "; ".join(found), "note")]
 
 
 def _way(check: Mapping[str, Any]) -> Line:

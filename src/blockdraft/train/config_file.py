@@ -11,8 +11,8 @@ from blockdraft.core.errors import ConfigError, why_unread
 from blockdraft.core.settings import from_toml
 from blockdraft.data.config import DataConfig
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.target.loading import resolve_device
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.parallel import resolve_own_device
 
 ANSWERS = "answers"
 """The table of a run file whose keys are those of DataConfig, and the folder below `out`."""
@@ -78,7 +78,7 @@ def resolve_run(arguments: Sequence[str]) -> RunFile:
         raise ConfigError(f"{files[1]!r} is a second file; give one, and settings as key=value")
     settings = [text for text in arguments if "=" in text]
     run = read_run(Path(files[0]) if files else None, settings)
-    config = replace(run.train, device=resolve_device(run.train.device))
+    config = replace(run.train, device=resolve_own_device(run.train.device))
     config = replace(config, target=resolve_model(str(config.target)))
     # A folder stays as it was written: a run goes on only with the settings that it began with.
     if config.init_from is not None and not config.init_from.is_dir():

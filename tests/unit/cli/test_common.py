@@ -377,3 +377,21 @@ def test_auto_is_the_default_everywhere(no_choice, tmp_path):
     assert "blockdraft: device auto: " in run("generate", *pair, "abc").stderr
     loading._chosen_device.cache_clear()
     assert "device auto" not in run("generate", *pair, "-q", "abc").stderr
+
+
+@pytest.mark.parametrize("command", [("generate", "hi"), ("doctor",)], ids=str)
+def test_commands_for_one_process_are_refused_in_several(command, monkeypatch):
+    """They would load the models to one GPU, several times."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    result = run(*command, "--target", "no/such folder")
+    assert result.exit_code == MISTAKE
+    assert "torchrun has started 4 processes, and only `blockdraft train` works" in result.stderr
+    # A cluster says how many machines there are, and nobody was started several times.
+    for name, value in (("WORLD_SIZE", "1"), ("TORCHELASTIC_RUN_ID", None)):
+        with monkeypatch.context() as patch:
+            if value is None:
+                patch.delenv(name)
+            else:
+                patch.setenv(name, value)
+            assert "torchrun" not in run(*command, "--target", "no/such folder").stderr

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from blockdraft.core.errors import DISK_FAILED
+from blockdraft.data import engine_answers
 from blockdraft.data.answers import LOOP_CHECK_EVERY, Job
 from blockdraft.data.engine_answers import EngineWriter
 from blockdraft.data.shards import read_manifest
+from blockdraft.engine import load
 from tests.command_line import run
 from tests.rows import write_prompts
 from tests.tiny import tiny_target, tiny_target_folder
@@ -199,3 +201,16 @@ def test_an_output_that_is_a_file_is_refused(folder, tmp_path):
     result = data(folder, path, "--prompts", path)
     assert result.exit_code == 2
     assert "is not a folder" in result.stderr
+
+
+def test_answers_on_a_card_use_its_graphs(monkeypatch):
+    """As the server does; steps of few rows take several times as long without."""
+    asked = []
+    monkeypatch.setattr(engine_answers, "use_static_shapes", asked.append)
+    EngineWriter(tiny_target(), stop_ids=(), slots=3, capacity=64, seed=0)
+    (target,) = asked
+    monkeypatch.setattr(target, "use_static_shapes", lambda: asked.append("shapes"))
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr(target, "device", torch.device(device))
+        load.use_static_shapes(target)
+    assert asked == [target, "shapes"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from blockdraft import LLM
 from blockdraft.core import machine
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
@@ -16,12 +17,15 @@ from blockdraft.diagnose.doctor import examine as examination
 from blockdraft.diagnose.doctor import run_checks
 from blockdraft.diagnose.doctor.check import verdict
 from blockdraft.diagnose.doctor.examine import examine
-from blockdraft.diagnose.doctor.machine_checks import kernels_check
+from blockdraft.diagnose.doctor.machine_checks import graphs_check, kernels_check, needed_bytes
+from blockdraft.diagnose.doctor.offline import _layer_outputs
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.kernels import backends
+from blockdraft.kernels.cuda import choice
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft import vocabulary as draft_vocabulary
 from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
+from blockdraft.models.layers.graphs import Graphs
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.clear_pair import MASK, SIGN_LAYER, TAU, add_switch, edit_facts, write_pair
 from tests.published import PUBLISHED, shallow, write_published
@@ -471,6 +475,84 @@ def test_a_card_that_emulates_the_precision_is_a_warning(monkeypatch):
     assert (found.name, found.mark) == ("kernels", "warning")
     assert "the GPU, cuda:1, does not multiply bfloat16 in hardware" in found.found
     assert "--dtype float32" in found.remedy
+
+
+@pytest.fixture
+def card(pair, monkeypatch):
+    """The pair on a card that has Triton, and kernels whose check finds what `fault` says."""
+    monkeypatch.setattr(choice, "_choices", {})
+    monkeypatch.setattr(choice, "find_spec", lambda name: object())
+    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * GIB, 139 * GIB))
+    config = LLMConfig(target=str(pair[0]), drafter=str(pair[1]), device="cpu")
+    own = SimpleNamespace(pair=replace(read_pair(config, "template"), device="cuda"), fault="")
+    backend = SimpleNamespace(attends_over=lambda head_dim: True, in_hardware=True, packs=True)
+    monkeypatch.setattr(choice, "_checked", lambda *_: (None if own.fault else backend, own.fault))
+    return own
+
+
+def test_kernels_of_a_card_are_named_with_the_card(card):
+    found = kernels_check(card.pair)
+    assert found.mark == "ok"
+    assert "Triton's (" in found.found
+    assert "on cuda (NVIDIA H200, compute capability 9.0, 132 processors)" in found.found
+
+
+@pytest.mark.parametrize(
+    ("left_out_by", "reason", "remedy"),
+    [
+        ("switch", "BLOCKDRAFT_TRITON=off", "unset BLOCKDRAFT_TRITON"),
+        ("package", "triton is not installed", "install it"),
+        ("fault", "RuntimeError: no compiler", "Python's headers"),
+        ("kv_cache_dtype", "attention by torch", "leave out --kv-cache-dtype int8"),
+        ("quantize", "no weights in int4", "leave out --quantize"),
+    ],
+)
+def test_what_left_triton_out_is_named(left_out_by, reason, remedy, card, monkeypatch):
+    if left_out_by == "switch":
+        monkeypatch.setenv(choice.SWITCH, "off")
+    elif left_out_by == "package":
+        monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    elif left_out_by == "fault":
+        card.fault = "RuntimeError: no compiler"
+    else:
+        value = {"kv_cache_dtype": "int8", "quantize": "int4"}[left_out_by]
+        config = replace(card.pair.config, **{left_out_by: value})
+        card.pair = replace(card.pair, config=config)
+    found = kernels_check(card.pair)
+    assert found.mark == "warning"
+    assert reason in found.found
+    assert remedy in found.remedy
+
+
+def test_weights_on_a_card_are_there_once(card, pair):
+    numbers = sum(weight.numel() for weight in card.pair.target.parameters())
+    numbers += card.pair.shape.num_weights
+    assert needed_bytes(card.pair) == numbers * card.pair.dtype.itemsize
+
+
+def test_graphs_that_cannot_be_captured_are_a_warning():
+    graphs = {"target": {"rows": [1, 8], "why_not": ""}, "drafter": {"rows": [], "why_not": "no"}}
+    assert graphs_check({}) == []
+    (found,) = graphs_check(graphs)
+    assert (found.mark, found.found) == ("warning", "none of the drafter: no")
+    del graphs["drafter"]
+    (found,) = graphs_check(graphs)
+    assert (found.mark, found.found) == ("ok", "of the target for 1, 8 rows")
+
+
+def test_layers_are_looked_at_without_graphs(pair, monkeypatch):
+    """One that is replayed on a card calls no hook, and nothing would be seen of its layers."""
+    llm = LLM(str(pair[0]), str(pair[1]), dtype="float32")
+    graphs = Graphs("the target", torch.device("cpu"), torch.clone)
+    captured = SimpleNamespace(replay=lambda: pytest.fail("a graph is replayed"))
+    graphs._graphs[1] = captured, torch.ones(1)
+    forward = llm.engine.target.forward
+    monkeypatch.setattr(llm.engine.target, "forward", lambda plan: graphs(1, lambda: forward(plan)))
+    states = _layer_outputs(llm.engine, llm.engine.target, [1, 2, 3], [0])
+    assert states[0].shape == (3, HIDDEN_SIZE)
 
 
 def test_there_must_be_a_pair(pair):

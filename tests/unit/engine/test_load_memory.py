@@ -1,6 +1,8 @@
 """How much memory an engine plans for, and that the least it accepts is enough to run in."""
 
+import gc
 import re
+import weakref
 from functools import wraps
 from pathlib import Path
 
@@ -91,6 +93,7 @@ def test_memory_cannot_be_kept_to_beside_states(tmp_path: Path) -> None:
 
 
 WHERE_IT_RUNS_OUT = {
+    "kernels' own check": (load, "start_key"),
     "weights": (AutoModelForCausalLM, "from_pretrained"),
     "paged forward": (LlamaForCausalLM, "forward"),
     "pages": (paged, "PagedKV"),
@@ -123,3 +126,20 @@ def test_what_torch_keeps_on_a_card_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 120)
     assert memory_plan.bytes_of(torch.device("cuda:1")) == 100 + 500 - 120
+
+
+def test_a_model_that_was_dropped_makes_room_on_a_card(tmp_path: Path, monkeypatch) -> None:
+    """It holds itself, and torch keeps the memory of its graphs."""
+    folder, given_back = tiny_target_folder(tmp_path), []
+    llm = LLM(folder, None, dtype="float32", exact=False)
+    dropped = weakref.ref(llm.engine.target.model)
+    monkeypatch.setattr(load, "_uses_cards", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(dropped() is None))
+    gc.collect()
+    gc.disable()
+    try:
+        del llm
+        LLM(folder, None, dtype="float32", exact=False)
+    finally:
+        gc.enable()
+    assert given_back == [True]

@@ -55,6 +55,8 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (2**28, 2**28))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "pretended")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    properties = SimpleNamespace(name="pretended", major=9, minor=0, multi_processor_count=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *device: properties)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     # transformers loads to the CPU, and under another mode leaves some buffers without values.
     load_model = PreTrainedModel.from_pretrained.__func__
@@ -227,8 +229,6 @@ FEW = {
     ],
 )
 def test_the_check_of_a_card_runs(name: str, last: str, tmp_path: Path, monkeypatch):
-    properties = SimpleNamespace(name="none", major=9, minor=0, multi_processor_count=1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *device: properties)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     make = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": make())

@@ -51,23 +51,19 @@ def test_the_command_of_a_result_can_be_given_again(command, shown):
     assert provenance.command_line(command) == shown
 
 
-def test_a_setting_names_kernels_instructions_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_names_kernels_instructions_and_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines of one name may have other instructions, and a switch may leave kernels out."""
-    loaded = SimpleNamespace(config=LLMConfig(), dtype=torch.bfloat16, device="cpu")
+    loaded = SimpleNamespace(
+        config=LLMConfig(), dtype=torch.bfloat16, device="cpu", devices=["cpu"]
+    )
     monkeypatch.setattr(identity, "cpu_features", lambda: "x86_64\nflags: fpu avx2 amx_bf16")
     monkeypatch.delenv("MKL_CBWR", raising=False)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setattr(identity, "INSTRUCTION_VARIABLES", ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR"))
     found = identity.describe_setting(loaded)
     assert found["kernels"] == describe_kernels(torch.bfloat16, "cpu")
-    assert found["hardware"] == {
+    assert found["instructions"] == {
         "cpu_flags": ["avx2", "amx_bf16"],
-        "instruction_variables": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-        "gpu": None,
-        "triton": None,
+        "variables": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     }
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Test")
-    monkeypatch.setattr("blockdraft.kernels.backends.card_kernels", lambda *_: (True, ""))
-    loaded.device = "cuda"
-    card = identity.describe_setting(loaded)["hardware"]
-    assert (card["gpu"], card["triton"]) == ("NVIDIA Test", True)
+    assert found["card"] == {"gpu": None, "triton": None}

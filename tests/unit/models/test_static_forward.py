@@ -1,7 +1,9 @@
 """Inputs of forwards in fixed shapes. Their values are in tests/unit/kernels/test_triton.py."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE
 from blockdraft.kernels.interface import Span
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.measure.graphs import describe_graphs
 from blockdraft.models.attention import static_rows
 from blockdraft.models.attention.static_rows import SHAPES
 from blockdraft.models.layers.graphs import NUM_WARM, Graphs
@@ -20,6 +23,8 @@ from blockdraft.models.target.static_forward import (
     StaticOutput,
     static_forwards,
 )
+from blockdraft.proof import faults
+from blockdraft.proof.summary import _graphs
 from tests.parity.targets import make_target
 from tests.tiny import tiny_target
 
@@ -166,7 +171,7 @@ class Doubled:
 
 def on_a_card(compute) -> StaticForwards:
     forwards = StaticForwards(Tables(torch.float32), None, compute, CPU)
-    forwards._graphs = Graphs("the target", torch.device("cuda"), StaticOutput.copied)
+    forwards.graphs = Graphs("the target", torch.device("cuda"), StaticOutput.copied)
     return forwards
 
 
@@ -178,6 +183,42 @@ def test_a_card_replays_one_capture_with_new_inputs(card):
     assert three.logits[:2].tolist() == [20, 24]
     assert len(card) == 1
     assert compute.num_calls == NUM_WARM + 1
+
+
+@pytest.mark.parametrize("begins_in_inference", [True, False])
+def test_forwards_may_be_asked_for_in_any_mode(card, begins_in_inference):
+    """Memory that stays is written in both, and a replay is in nobody's gradients."""
+    forwards = on_a_card(Doubled(card))
+    for in_inference in (begins_in_inference, not begins_in_inference):
+        with torch.inference_mode(in_inference):
+            for num_rows in (4, 3):
+                found = forwards(packed(num_rows)).logits
+                assert found[:2].tolist() == [20, 2 * (9 + num_rows)]
+                assert not found.requires_grad
+
+
+def test_no_graph_is_freed_while_another_is_captured(card):
+    """Those of an engine that was dropped lie in a cycle, which Python may find at any time."""
+    compute, collects = Doubled(card), []
+
+    def noted(*args) -> StaticOutput:
+        collects.append((len(Stream.current), gc.isenabled()))
+        return compute(*args)
+
+    on_a_card(noted)(packed(4))
+    assert collects[-1] == (3, False)
+    assert [is_on for _, is_on in collects[:-1]] == [True] * NUM_WARM
+    assert gc.isenabled()
+
+
+def test_what_was_captured_is_told(card):
+    forwards = on_a_card(Doubled(card))
+    target = SimpleNamespace(graphs=forwards.graphs)
+    for num_rows in (4, 3, 8):
+        forwards(packed(num_rows))
+    assert describe_graphs(target, object()) == {"target": {"rows": [4, 8], "why_not": ""}}
+    (line,) = _graphs(describe_graphs(target, object()))
+    assert line.found == "of the target for 4, 8 rows"
 
 
 def test_what_cannot_be_captured_runs_without(card, caplog):
@@ -193,6 +234,8 @@ def test_what_cannot_be_captured_runs_without(card, caplog):
     for num_rows in (4, 3, 8):
         assert forwards(packed(num_rows)).logits[:2].tolist() == [20, 2 * (9 + num_rows)]
     assert caplog.text.count("no CUDA graphs of the target: operation not permitted") == 1
+    found = describe_graphs(SimpleNamespace(graphs=forwards.graphs), None)
+    assert found["target"]["why_not"] == "operation not permitted when stream is capturing"
     assert len(card) == 1
     assert Stream.current == [usual]
 
@@ -202,3 +245,18 @@ def test_a_backend_without_tables_keeps_its_own_shapes():
     target = make_target("paged", tiny_target())
     with target.released_after():
         assert not target.use_static_shapes()
+
+
+def test_a_planted_fault_shows_though_graphs_were_captured(card):
+    """And does not stay in one that is captured meanwhile."""
+    compute = Doubled(card)
+    forwards = on_a_card(compute)
+    forwards(packed(4))
+    before = compute.num_calls
+    with faults.attention_by_company(None):
+        forwards(packed(4))
+        forwards(packed(8))
+    assert compute.num_calls == before + 2
+    assert forwards.graphs.shapes == [4]
+    forwards(packed(4))
+    assert compute.num_calls == before + 2

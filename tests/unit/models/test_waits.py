@@ -33,12 +33,15 @@ WAITING: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.parametrize("in_inference", [False, True])
 @pytest.mark.parametrize("name", WAITING)
-def test_what_waits_is_refused(name):
-    with RefuseWaits(torch.device("cuda")):  # on another device it may
-        WAITING[name]()
-    with pytest.raises(Waits), RefuseWaits(CPU):
-        WAITING[name]()
+def test_what_waits_is_refused(name, in_inference):
+    """Also in inference mode, in which the forwards of a target run."""
+    with torch.inference_mode(in_inference):
+        with RefuseWaits(torch.device("cuda")):  # on another device it may
+            WAITING[name]()
+        with pytest.raises(Waits), RefuseWaits(CPU):
+            WAITING[name]()
 
 
 def test_what_does_not_wait_is_not():

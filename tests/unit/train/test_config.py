@@ -71,7 +71,7 @@ def test_a_bad_setting_is_refused(setting, reason):
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_flex_attention_is_refused_on_a_cpu(device, monkeypatch):
-    monkeypatch.setattr("blockdraft.train.config_file.resolve_device", lambda name: "cpu")
+    monkeypatch.setattr("blockdraft.train.config_file.resolve_own_device", lambda name: "cpu")
     with pytest.raises(ConfigError, match="no gradient on a CPU"):
         resolve_run([*NEEDED, "attention=flex", f"device={device}"])
 

@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.supported import decoder_layers
 from blockdraft.models.target.loading import target_without_weights
+from blockdraft.train import parallel
+from blockdraft.train.config_file import resolve_run
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
 from tests.parallel_runs import (
@@ -20,6 +23,7 @@ from tests.parallel_runs import (
     launch,
     outputs_of,
 )
+from tests.tiny import tiny_target_folder
 from tests.train_runs import logged, settings_of, small_config
 
 
@@ -67,6 +71,64 @@ def test_an_environment_of_no_launcher_is_refused(tmp_path, monkeypatch, rank, c
     with pytest.raises(ConfigError, match=reason):
         train(config)
     assert not config.out.exists()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_target_folder(tmp_path)
+
+
+@pytest.fixture
+def cards(folder, monkeypatch) -> list[object]:
+    """Two of them; what was asked of which card, in order."""
+    asked: list[object] = []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(parallel, "resolve_device", lambda name: asked.append(name) or "cuda")
+    return asked
+
+
+def test_a_process_touches_no_card_before_its_own(tmp_path, folder, cards, monkeypatch):
+    """Else all of them would have a context on the first one."""
+    assert parallel.resolve_own_device("auto") == "cuda"
+    assert cards == [1, "auto"]
+    cards.clear()
+    assert parallel.resolve_own_device("cpu") == "cuda"
+    assert cards == ["cpu"]
+    cards.clear()
+    resolve_run([f"target={folder}", f"out={tmp_path / 'out'}", "data=x"])
+    assert cards == [1, "auto"]
+    cards.clear()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    parallel.resolve_own_device("cuda:1")
+    assert cards == ["cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("device", "local", "reason"),
+    [
+        ("cuda:0", "1", "device is 'cuda:0', and 2 processes train together"),
+        ("auto", "2", "LOCAL_RANK is '2', and CUDA finds 2 GPUs; start at most one process"),
+        ("cuda", "x", "LOCAL_RANK is 'x'"),
+    ],
+)
+def test_processes_that_would_share_a_card_are_refused(device, local, reason, cards, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", local)
+    with pytest.raises(ConfigError, match=reason):
+        parallel.resolve_own_device(device)
+    assert cards == []
+
+
+def test_a_target_that_each_process_would_spread_is_refused(tmp_path):
+    config = small_config(tmp_path, device_map="auto", tau_limit=0)
+    parallel.check_sharing(config, 1)
+    with pytest.raises(ConfigError, match=r"device_map spreads the target .* each of 2 processes"):
+        parallel.check_sharing(config, 2)
 
 
 LAUNCHERS = {

@@ -1,10 +1,12 @@
 """Whole runs on a tiny target (reference cases 29 and 30)."""
 
 import dataclasses
+import gc
 import itertools
 import json
 import logging
 import shutil
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.data.holding_out import is_held_out
 from blockdraft.data.prompts import Prompt, prompt_ids
 from blockdraft.data.shards import write_manifest
+from blockdraft.engine.engine import Engine
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.vocabulary import write_draft_vocabulary
 from blockdraft.models.target.sequential import SequentialTarget
@@ -475,3 +478,23 @@ def test_real_decoding_leaves_the_target_as_it_was(tmp_path):
         pass
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, before[name]), name
+
+
+def test_an_evaluation_leaves_no_engine_behind(monkeypatch):
+    """On a card its keys and values would lie beside those of the next one."""
+    kept: list[weakref.ref[Engine]] = []
+    decode = RealDecoding._decode
+
+    def noted(real, engine, *args):
+        kept.append(weakref.ref(engine))
+        return decode(real, engine, *args)
+
+    monkeypatch.setattr(RealDecoding, "_decode", noted)
+    real = RealDecoding(tiny_target(), frozenset(), [("words", [1, 2, 3])], 4, "")
+    gc.collect()
+    gc.disable()
+    try:
+        assert real.measure(tiny_drafter(), lambda: None).tau
+        assert [engine() for engine in kept] == [None, None]
+    finally:
+        gc.enable()

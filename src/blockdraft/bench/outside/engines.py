@@ -15,7 +15,7 @@ class OutsideEngine:
     worker: its script. method: of drafting, as the script calls it. packages: what pip installs
     for it into `environment`, a folder that the configurations of one engine share; without
     packages it runs in the environment of this process. removed: what pip brings with them and they
-    do without.
+    do without. card_packages: for a GPU, in place of `packages`; None where pip has none.
     needs_assistant, needs_drafter: models that it drafts with. needs_index: the drafter's folder
     must say which of its files are weights.
     """
@@ -26,6 +26,7 @@ class OutsideEngine:
     environment: str = ""
     packages: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    card_packages: tuple[str, ...] | None = ()
     needs_assistant: bool = False
     needs_drafter: bool = False
     needs_index: bool = False
@@ -50,6 +51,7 @@ def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> Ou
         environment,
         packages,
         _OF_OTHER_TORCH,
+        ("vllm", *more),
         needs_drafter=needs_drafter,
         needs_index=True,
     )
@@ -58,7 +60,15 @@ def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> Ou
 def _llama(name: str, method: str, *, needs_drafter: bool = False) -> OutsideEngine:
     packages = ("xllamacpp", "gguf")
     script = WORKERS / "run_llama.py"
-    return OutsideEngine(name, script, method, "llama.cpp", packages, needs_drafter=needs_drafter)
+    return OutsideEngine(
+        name,
+        script,
+        method,
+        "llama.cpp",
+        packages,
+        card_packages=None,
+        needs_drafter=needs_drafter,
+    )
 
 
 ENGINES = {

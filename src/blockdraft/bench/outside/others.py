@@ -2,9 +2,10 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def start_engine(name: str, llm: LLM, config: SpeedConfig) -> ReadyEngine:
         return EndpointEngine(
             name, config.against_model, llm.tokenizer, answer_seconds=config.against_timeout
         )
-    engine = ENGINES[name]
+    engine = engine_on(llm.device, ENGINES[name])
     settings = json.dumps(settings_of(engine, llm, config))
     python = python_of(engine)
     threads = str(torch.get_num_threads())
@@ -83,11 +84,40 @@ def start_engine(name: str, llm: LLM, config: SpeedConfig) -> ReadyEngine:
         key: value for key, value in environment_for_others().items() if key != "PYTHONPATH"
     }
     variables |= {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    if engine.packages:
+        variables |= visible_card(llm.device)
     return EngineProcess(
         [str(python), str(engine.worker), settings],
         variables,
         answer_seconds=config.against_timeout,
     )
+
+
+def engine_on(device: str, engine: OutsideEngine) -> OutsideEngine:
+    """The engine for the device of our target: a build for CPUs would run on the CPU there.
+
+    Raises:
+        EngineFailed: it has none for a GPU.
+    """
+    if device == "cpu" or not engine.packages:
+        return engine
+    if engine.card_packages is None:
+        raise EngineFailed(
+            "cannot be compared: pip's build computes on CPUs only, and the target is on "
+            f"{device}; start a server of it, and give its URL"
+        )
+    name = "-".join(engine.card_packages)
+    return replace(engine, environment=name, packages=engine.card_packages, removed=())
+
+
+def visible_card(device: str) -> dict[str, str]:
+    """What lets an engine that takes the first GPU take that of our target."""
+    name, _, number = device.partition(":")
+    if name != "cuda" or not number:
+        return {}
+    # Numbers, or names, of those that this process sees.
+    seen = [own for own in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if own]
+    return {"CUDA_VISIBLE_DEVICES": seen[int(number)] if seen else number}
 
 
 def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[str, Any]:

@@ -62,10 +62,10 @@ def _kernel_words(values: Mapping[str, Any]) -> list[str]:
     """Which kernels and instructions a result ran with; earlier results do not say it."""
     if "kernels" not in values:
         return []
-    hardware, kernels = values["hardware"], values["kernels"]
-    if hardware["gpu"]:
-        return ["Triton kernels" if hardware["triton"] else "no Triton kernels"]
+    card, instructions, kernels = values["card"], values["instructions"], values["kernels"]
+    if card["gpu"]:
+        return [f"Triton kernels ({card['triton']})" if card["triton"] else "no Triton kernels"]
     registers = " with matrix registers" if kernels["matrix_registers"] else ""
     words = [f"C++ kernels{registers}" if kernels["used"] else "no C++ kernels"]
-    words += [f"{name}={value}" for name, value in hardware["instruction_variables"].items()]
-    return [*words, f"CPU has {' '.join(hardware['cpu_flags']) or 'none of our instructions'}"]
+    words += [f"{name}={value}" for name, value in instructions["variables"].items()]
+    return [*words, f"CPU has {' '.join(instructions['cpu_flags']) or 'none of our instructions'}"]

@@ -22,6 +22,7 @@ from blockdraft.engine.bundled_prompts import (
 )
 from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.graphs import describe_graphs
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.provenance import describe_environment
 
@@ -38,6 +39,7 @@ class _Measured:
     offline: Offline | None = None
     reuse: Check | None = None
     acceptance: Mapping[str, AcceptanceStats] = field(default_factory=dict)
+    graphs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def examine(pair: Pair, on_stage: OnStage, *, quick: bool = False) -> Examinatio
         memory,
         machine_checks.busy_check(config, busy),
         machine_checks.kernels_check(pair),
+        *machine_checks.graphs_check(measured.graphs),
     ]
     fit = shape_checks.fit_check(pair, measured.failure, shape)
     checks = [fit, *target, *shape, *_run_lines(pair, measured), *beside_checks(pair), *machine]
@@ -166,4 +169,5 @@ def _run(pair: Pair, on_stage: OnStage) -> _Measured:
         offline=offline,
         reuse=reuse_check(llm.engine, reuse),
         acceptance=acceptance_by_category(answers),
+        graphs=describe_graphs(llm.engine.target, llm.engine.drafter),
     )

@@ -2,6 +2,8 @@
 
 import os
 import platform
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -10,7 +12,14 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.words import counted
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
-from blockdraft.kernels.backends import backend_for, card_kernels, in_hardware, kernels_state
+from blockdraft.kernels.backends import (
+    backend_for,
+    card_kernels,
+    card_remedy,
+    describe_cards,
+    in_hardware,
+    kernels_state,
+)
 from blockdraft.models.supported import head_dims_of
 
 GIB = 2**30
@@ -78,8 +87,10 @@ def needed_bytes(pair: Pair) -> float:
     numbers = sum(int(weight.numel()) for weight in pair.target.parameters())
     if pair.shape is not None and pair.refusal is None:
         numbers += pair.shape.num_weights
-    packs = backend_for(pair.dtype, pair.device).packs and pair.config.quantize is None
-    copies = 2 if packs else 1
+    copies = 1
+    # On a card a weight that is packed is the weight itself.
+    if torch.device(pair.device).type == "cpu" and pair.config.quantize is None:
+        copies += backend_for(pair.dtype, pair.device).packs
     kv = (pair.config.memory or 0.0) * GIB
     return float(numbers * pair.dtype.itemsize * copies) + kv
 
@@ -104,11 +115,46 @@ def kernels_check(pair: Pair) -> Check:
             "give --dtype float32, which is faster here",
         )
     if not is_cpu:
-        head_dims = head_dims_of(pair.target_config)
-        runs, why_not = card_kernels(pair.dtype, pair.device, head_dims)
-        found = f"Triton's, on {pair.device}" if runs else f"torch's, on {pair.device}: {why_not}"
-        return Check(name, "ok", found)
+        return _card_check(pair)
     runs, why_not, remedy = kernels_state()
     if not runs:
         return Check(name, "warning", f"{why_not}: steps take longer", remedy)
     return Check(name, "ok", "compiled for this CPU")
+
+
+def _card_check(pair: Pair) -> Check:
+    """Which card, which kernels, and what left Triton's out."""
+    head_dims = head_dims_of(pair.target_config)
+    card = describe_cards(pair.dtype, [pair.device], head_dims)
+    runs, why_not = card_kernels(pair.dtype, pair.device, head_dims)
+    where = f"on {pair.device} ({card['gpu']})"
+    if not runs:
+        remedy = card_remedy(pair.dtype, pair.device) or "take a target with other heads"
+        found = f"torch's {where}, so steps take longer: {why_not}"
+        return Check("kernels", "warning", found, remedy)
+    found = f"Triton's ({card['triton']}) {where}"
+    if pair.config.kv_cache_dtype == "int8":
+        found += "; attention by torch, as they read no keys and values in int8"
+        return Check(
+            "kernels", "warning", found, "leave out --kv-cache-dtype int8 if memory allows"
+        )
+    if pair.config.quantize is not None:
+        found += f"; products by torch, as they know no weights in {pair.config.quantize}"
+        return Check("kernels", "warning", found, "leave out --quantize if memory allows")
+    return Check("kernels", "ok", found)
+
+
+def graphs_check(graphs: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+    """Whether a card replays the forwards of few rows; no line without a card or its kernels."""
+    if not graphs:
+        return []
+    failed = {name: own["why_not"] for name, own in graphs.items() if own["why_not"]}
+    if failed:
+        found = "; ".join(f"none of the {name}: {reason}" for name, reason in failed.items())
+        remedy = "some models cannot have them, such as those with experts; speed suffers"
+        return [Check("CUDA graphs", "warning", found, remedy)]
+    used = (
+        f"of the {name} for {', '.join(map(str, own['rows'])) or 'no'} rows"
+        for name, own in graphs.items()
+    )
+    return [Check("CUDA graphs", "ok", "; ".join(used))]

@@ -25,6 +25,7 @@ from blockdraft.models.draft.context import ConcatContext
 from blockdraft.models.draft.denoising import denoise, greedy
 from blockdraft.models.draft.masks import block_masks
 from blockdraft.models.draft.modules import Rotary
+from blockdraft.models.layers.graphs import without_graphs
 from blockdraft.models.supported import layer_output
 from blockdraft.models.target.transformers import TransformersTarget
 from blockdraft.proof.lone import lone_sequence
@@ -179,7 +180,7 @@ def _layer_outputs(
 
     hooks = [target.layers[index].register_forward_hook(keep(index)) for index in layer_ids]
     try:
-        with lone_sequence(engine, ids, 0) as sequence:
+        with without_graphs(), lone_sequence(engine, ids, 0) as sequence:
             engine.target.forward(ForwardPlan([PlannedRow(Row(sequence, list(ids), 0))]))
     finally:
         for hook in hooks:

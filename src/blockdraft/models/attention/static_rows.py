@@ -40,6 +40,8 @@ class StaticRows:
     keys that rows may see.
     """
 
+    # Else they could be written in inference mode only, if it was on when they were first needed.
+    @torch.inference_mode(False)
     def __init__(self, num_rows: int, device: torch.device, num_own: int = 0) -> None:
         self._num_rows = n = num_rows
         self._sizes = [*[n] * num_own, n, n, n, 3 * n, MAX_PAGES + 1, MAX_PATH_SLOTS]

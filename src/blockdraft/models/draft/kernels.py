@@ -16,6 +16,7 @@ from blockdraft.models.draft.dflash import DraftLayer, DraftModel
 from blockdraft.models.draft.modules import layer_parts
 from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.draft.static_blocks import StaticBlocks, static_blocks
+from blockdraft.models.layers.graphs import Graphs
 from blockdraft.models.layers.layer import Attend, DecoderLayer, stack_of
 from blockdraft.models.layers.packed import side_by_side
 from blockdraft.models.layers.rotation_table import RotationTable
@@ -75,6 +76,11 @@ class KernelDraft:
             backend, kv = self._contexts.backend, self._contexts.kv
             self._static = static_blocks(backend, kv, self._compute, kv.pools[0].device)
         return self._static is not None
+
+    @property
+    def graphs(self) -> Graphs[Tensor] | None:
+        """Of its forwards; None if their shapes are not fixed."""
+        return None if self._static is None else self._static.graphs
 
     def _compute(self, plan: AttentionPlan, x: Tensor, rotation: Rotation) -> Tensor:
         """Hidden states of the rows of a plan, normed, as the embeddings x have them."""

@@ -28,7 +28,7 @@ class StaticBlocks:
     ) -> None:
         self._backend, self._kv, self._compute, self._device = backend, kv, compute, device
         self._inputs: dict[int, _Inputs] = {}
-        self._graphs = Graphs("the drafter", device, torch.clone)
+        self.graphs = Graphs("the drafter", device, torch.clone)
 
     def __call__(
         self, spans: Sequence[Span], slots: Sequence[int], x: Tensor, rotation: Rotation
@@ -45,7 +45,7 @@ class StaticBlocks:
             return None
         for place, part in zip(inputs.values, (x, *rotation), strict=True):
             place[: len(slots)] = part
-        return self._graphs(shape, lambda: self._run(inputs))[: len(slots)]
+        return self.graphs(shape, lambda: self._run(inputs))[: len(slots)]
 
     def _run(self, inputs: "_Inputs") -> Tensor:
         x, cos, signed_sin = inputs.values
@@ -68,4 +68,8 @@ class _Inputs:
 
     def __init__(self, num_rows: int, device: torch.device, x: Tensor, rotation: Rotation) -> None:
         self.rows = StaticRows(num_rows, device)
-        self.values = [part.new_zeros((num_rows, *part.shape[1:])) for part in (x, *rotation)]
+        with torch.inference_mode(False):  # as in StaticRows
+            self.values = [
+                torch.zeros((num_rows, *part.shape[1:]), dtype=part.dtype, device=device)
+                for part in (x, *rotation)
+            ]

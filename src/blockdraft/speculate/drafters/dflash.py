@@ -20,6 +20,7 @@ from blockdraft.models.draft.kernels import kernel_draft
 from blockdraft.models.draft.masks import block_masks
 from blockdraft.models.draft.paged_context import PagedContexts
 from blockdraft.models.draft.waiting_features import Waiting, features_and_positions
+from blockdraft.models.layers.graphs import Graphs
 from blockdraft.models.layers.packed import linear_of, packed_copy, plain_linears, rows_of
 from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.drafters.branches import Marginals, Slot, Successors, best_first
@@ -92,6 +93,11 @@ class DFlashDrafter(LazyContext):
         """Tokens that may be guessed: of the draft vocabulary, or all."""
         ids = self.embed_weight if self.vocabulary_ids is None else self.vocabulary_ids
         return ids.shape[0]
+
+    @property
+    def graphs(self) -> Graphs[Tensor] | None:
+        """Of its forwards on a card; None if their shapes are not fixed."""
+        return None if self._kernel_draft is None else self._kernel_draft.graphs
 
     def _write(self, piece: list[Waiting]) -> None:
         """See LazyContext. Pages take the keys and values of all layers in one call."""

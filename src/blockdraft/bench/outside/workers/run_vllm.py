@@ -2,6 +2,7 @@
 
 import os
 import time
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import vllm  # type: ignore[import-not-found]  # of another environment
@@ -9,6 +10,8 @@ from talk import Decode, Settings, serve  # type: ignore[import-not-found]  # be
 
 KV_BYTES = 2**30
 """Room for many contexts; by default vLLM takes most of the memory."""
+LEAST_SHARE = 0.05
+"""Of a GPU's memory that must be free, as our models lie there too; KV_BYTES is what it takes."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 """As in vLLM's documentation."""
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 32}
@@ -28,6 +31,7 @@ def load(settings: Settings) -> Decode:
         },
     }
     # By default vLLM keeps a core for itself, and would have one thread fewer than we.
+    on_cpu = settings["device"] == "cpu"
     cores = sorted(os.sched_getaffinity(0))[: settings["threads"]]
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
     llm = vllm.LLM(
@@ -40,6 +44,7 @@ def load(settings: Settings) -> Decode:
         kv_cache_memory_bytes=KV_BYTES,
         enable_prefix_caching=False,  # the warm-up has the prompt of the first request
         disable_log_stats=False,  # which holds the time of the first token
+        **({} if on_cpu else {"gpu_memory_utilization": LEAST_SHARE}),
     )
 
     def num_accepted() -> int:
@@ -65,5 +70,14 @@ def load(settings: Settings) -> Decode:
     return decode
 
 
+def own_package() -> str:
+    """The name of the build that is installed: the one for CPUs has another."""
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return "vllm"
+    return "vllm-cpu"
+
+
 if __name__ == "__main__":  # vLLM starts processes that import this file
-    serve(load, ("vllm-cpu", "torch"))
+    serve(load, (own_package(), "torch"))
