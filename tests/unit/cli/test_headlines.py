@@ -53,9 +53,13 @@ def test_the_headline_of_a_proof(package_folder):
         "drafter_folder": str(package_folder),
         "threads": 1,
         "config": {"dtype": "float32", "device": "cpu", "exact": True},
+        "card": {"gpu": None, "triton": None},
     }
     expected = f"drafted by {DRAFTER}; float32 on cpu, 1 thread, exact"
     assert setting_line(certificate) == expected
+    certificate |= {"card": {"gpu": "NVIDIA Test", "triton": False}}
+    certificate["config"] |= {"device": "cuda:0"}
+    assert "float32 on cuda:0 (NVIDIA Test), 1 thread" in setting_line(certificate)
 
 
 def test_the_doctor_counts_threads_and_cores(monkeypatch):

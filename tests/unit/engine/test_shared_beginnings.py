@@ -235,11 +235,15 @@ def test_who_waits_is_hashed_once(waits_for, draft_context, monkeypatch):
     add(scheduler, 5, range(200, 200 + NUM_PROMPT))
     add(scheduler, 6, range(200, 200 + NUM_PROMPT) if waits_for == "a beginning" else range(9999))
     monkeypatch.setattr(pages_module, "_next_digest", next_digest)
-    scheduler._admit()
+
+    def admit() -> None:
+        scheduler._admit(list(scheduler.waiting.values()), scheduler.max_running)
+
+    admit()
     num_hashed = len(hashed)
     assert num_hashed
     for _ in range(5):
-        scheduler._admit()
+        admit()
     assert len(hashed) == num_hashed
     for key in (5, 6):
         memory.close(key)

@@ -113,7 +113,11 @@ def test_prompts_may_be_token_ids(server, other):
 def test_the_fingerprint_is_another_one_where_the_text_may_be():
     def fingerprint(threads=1, drafter="one", **options):
         loaded = SimpleNamespace(
-            config=LLMConfig(**options), dtype=torch.float32, device="cpu", num_threads=threads
+            config=LLMConfig(**options),
+            dtype=torch.float32,
+            device="cpu",
+            devices=["cpu"],
+            num_threads=threads,
         )
         return run._fingerprint(loaded, drafter)
 
