@@ -126,10 +126,14 @@ def _without_receipt(found: object) -> list[str]:
         if not isinstance(choices, list):
             has_receipt[f"answer {position}", None] = bool(_receipts_in(answer))
             continue
+        own: dict[tuple[str, object], bool] = {}
         for place, choice in enumerate(choices):
-            is_named = isinstance(choice, dict) and "index" in choice
+            is_named = isinstance(choice, dict) and isinstance(choice.get("index"), int)
             name = f"answer {answer.get('id', position)}", choice["index"] if is_named else place
-            has_receipt[name] = has_receipt.get(name, False) or bool(_receipts_in(choice))
+            # Two choices of one answer that share an index are no chunks: each needs its own.
+            own[name] = own.get(name, True) and bool(_receipts_in(choice))
+        for name, has_it in own.items():
+            has_receipt[name] = has_receipt.get(name, False) or has_it
     return [
         answer if choice is None else f"choice {choice} of {answer}"
         for (answer, choice), has_it in has_receipt.items()

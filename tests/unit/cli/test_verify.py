@@ -156,6 +156,9 @@ def test_answers_of_which_some_lack_a_receipt_are_refused(answer, target, tmp_pa
     assert "choice 1 of answer 2 has no receipt" in refusal(
         *write([{"choices": whole}, {"choices": bare}])
     )
+    for index in (0, [1]):  # that of the genuine one, and none at all
+        altered = {"index": index, "text": "altered"}
+        assert "has no receipt" in refusal(*write({"id": "a", "choices": [whole[0], altered]}))
     assert "answer 2 has no receipt" in refusal(*write([receipts[0], {"text": "altered"}]))
     begin = {"id": "s", "choices": [{"index": 0, "text": "a"}]}
     ends = [{"id": "s", "choices": [choice]} for choice in whole]

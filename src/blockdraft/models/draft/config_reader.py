@@ -284,13 +284,13 @@ def _kind_of(raw: Mapping[str, Any]) -> BlockKind:
         raise _unsupported(f"architectures = {architectures}", "another model")
     named, projector = BLOCK_ARCHITECTURES[known[0]], projector_of(raw)
     if projector not in (None, "dflash", *PROJECTORS):
-        raise _unsupported(f"projector_type = {projector!r}", "a drafter of another method")
+        raise _unsupported(f"{_projector_key(raw)} = {projector!r}", "a drafter of another method")
     if projector in (None, named) or (projector == "dflash" and named in ("dflash2", "diffusion")):
         return named
     if not may_be_named_by_projector(named, projector):
         raise ModelError(
-            f"the drafter's config.json has architectures = {architectures} and projector_type = "
-            f"{projector!r}; make it say one or the other"
+            f"the drafter's config.json has architectures = {architectures} and "
+            f"{_projector_key(raw)} = {projector!r}; make it say one or the other"
         )
     return next(kind for kind in PROJECTORS if kind == projector)
 
@@ -313,6 +313,15 @@ def projector_of(raw: Mapping[str, Any]) -> object:
             return place["projector_type"]
     arch = raw.get("model_arch")
     return None if arch == _ARCH_BY_DEFAULT else arch
+
+
+def _projector_key(raw: Mapping[str, Any]) -> str:
+    """Where `projector_of` found it."""
+    places = (raw.get("dflash_config"), raw)
+    named = any(
+        isinstance(own, Mapping) and own.get("projector_type") is not None for own in places
+    )
+    return "projector_type" if named else "model_arch"
 
 
 def architecture_of(kind: BlockKind) -> str:
