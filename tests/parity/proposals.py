@@ -1,7 +1,7 @@
 """Whether drafters that fill blocks propose what their definition says, node by node."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler.noise import gumbel_noise
 from blockdraft.speculate.sampler.philox import Stream
-from tests.batched import LogitsRecorder
+from tests.batched import LogitsRecorder, Request, run_alone, run_batched
 from tests.parity.checks import generate, generate_plain, plain_features
 from tests.parity.targets import Way, make_dflash, make_target
 from tests.tiny import VOCAB_SIZE, tiny_target
@@ -58,6 +58,33 @@ def check_output(
     found = generate(target, drafter, PROMPT, params, after_step=in_trees(num_nodes))
     assert found == generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
     return noted
+
+
+def check_together(
+    model: DraftModel,
+    asked: Sequence[Mapping[str, Any]],
+    num_requests: int,
+    num_nodes: int | None,
+) -> None:
+    """Requests that come one after another, drafted in one batch, have what each has alone."""
+    requests = [
+        Request(
+            tuple(PROMPT[index:]),
+            SamplingParams(max_tokens=10 + index, seed=index, **asked[index % len(asked)]),
+            arrival=index // 3,
+        )
+        for index in range(num_requests)
+    ]
+    with make_target("paged", tiny_target()).released_after() as target:
+        expected = run_alone(target, requests)
+        batched = run_batched(
+            target,
+            make_dflash(target, model),
+            requests,
+            after_step=lambda engine: engine.use_fixed_drafting(num_nodes),
+        )
+    assert batched.answers == expected
+    assert batched.engine.proposer.failures.num_failures == 0
 
 
 def check_no_numbers(make: Callable[[], DraftModel], asked: Sequence[dict[str, Any]]) -> None:

@@ -19,8 +19,13 @@ from blockdraft.models.draft.context_projection import ContextProjection
 from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.draft.modules import DraftAttention
 from blockdraft.speculate.drafters.slots import NUM_CANDIDATES
-from tests.batched import Request, run_alone, run_batched
-from tests.parity.proposals import PROMPT, Fault, Oracle, check_model, check_output
+from tests.parity.proposals import (
+    Fault,
+    Oracle,
+    check_model,
+    check_output,
+    check_together,
+)
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.small_llm import check_grammar, load_llm
 from tests.tiny import (
@@ -221,25 +226,7 @@ def test_output_is_plain_decoding(name: str, way: Way, asked: str, num_nodes: in
 @pytest.mark.parametrize("num_nodes", [None, NUM_NODES], ids=["chain", "tree"])
 @pytest.mark.parametrize("name", ["dflare", "dfly"])
 def test_several_requests_at_once(name: str, num_nodes: int | None) -> None:
-    asked = list(PARAMS.values())
-    requests = [
-        Request(
-            tuple(PROMPT[index:]),
-            SamplingParams(max_tokens=10 + index, seed=index, **asked[index % len(asked)]),
-            arrival=index // 3,
-        )
-        for index in range(5)
-    ]
-    with make_target("paged", tiny_target()).released_after() as target:
-        expected = run_alone(target, requests)
-        batched = run_batched(
-            target,
-            make_dflash(target, drafter_of(name)),
-            requests,
-            after_step=lambda engine: engine.use_fixed_drafting(num_nodes),
-        )
-    assert batched.answers == expected
-    assert batched.engine.proposer.failures.num_failures == 0
+    check_together(drafter_of(name), [*PARAMS.values()], 5, num_nodes)
 
 
 def test_a_grammar_is_followed(tmp_path: Any) -> None:

@@ -24,7 +24,6 @@ from blockdraft.models.draft.path_heads import HiddenCorrection, PathLogits
 from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.path_head import PathHeadDrafter
 from blockdraft.speculate.drafters.slots import NUM_CANDIDATES
-from tests.batched import Request, run_alone, run_batched
 from tests.parity import faults
 from tests.parity.checks import plain_features
 from tests.parity.proposals import (
@@ -36,6 +35,7 @@ from tests.parity.proposals import (
     check_no_numbers,
     check_output,
     check_own_logits,
+    check_together,
 )
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.small_llm import check_grammar, load_llm
@@ -282,25 +282,7 @@ def test_output_is_plain_decoding(name: str, way: Way, asked: str, num_nodes: in
 @pytest.mark.parametrize("num_nodes", [None, NUM_NODES], ids=["chain", "tree"])
 @pytest.mark.parametrize("name", PATH_HEADS)
 def test_several_requests_at_once(name: str, num_nodes: int | None) -> None:
-    asked = list(PARAMS.values())
-    requests = [
-        Request(
-            tuple(PROMPT[index:]),
-            SamplingParams(max_tokens=10 + index, seed=index, **asked[index % len(asked)]),
-            arrival=index // 3,
-        )
-        for index in range(6)
-    ]
-    with make_target("paged", tiny_target()).released_after() as target:
-        expected = run_alone(target, requests)
-        batched = run_batched(
-            target,
-            make_dflash(target, drafter_of(name)),
-            requests,
-            after_step=lambda engine: engine.use_fixed_drafting(num_nodes),
-        )
-    assert batched.answers == expected
-    assert batched.engine.proposer.failures.num_failures == 0
+    check_together(drafter_of(name), [*PARAMS.values()], 6, num_nodes)
 
 
 class PathHeadWithOwnLogits(OwnLogits, PathHeadDrafter):
